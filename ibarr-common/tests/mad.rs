@@ -18,7 +18,7 @@ use ibarr_common::wire::path_record::{Fields, PathRecordWire};
 use ibarr_common::wire::sa::{
     Answer, PathQuery, PathQuestion, Question, Refusal, Request, Response,
 };
-use ibarr_common::wire::umad::{AgentId, Form, PKeyIndex, Received, Send};
+use ibarr_common::wire::umad::{AgentId, HEADER_LEN, PKeyIndex, Received, Send};
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -271,35 +271,30 @@ fn recorded_umad_headers_are_written_and_read_byte_for_byte() {
         agent: AgentId(0),
         to: Lid::new(1).unwrap(),
         sl: Sl::default(),
-        pkey_index: PKeyIndex(0),
+        pkey_index: PKeyIndex(5),
         timeout: Some(Duration::from_secs(1)),
         mad: request.emit(),
     };
-    assert_eq!(send.emit(Form::WithoutPKey).as_ref(), expected);
-
-    let mut long = expected[..56].to_vec();
-    long.extend([5, 0, 0, 0, 0, 0, 0, 0]);
-    long.extend(&expected[56..]);
-    let send = Send { pkey_index: PKeyIndex(5), ..send };
-    assert_eq!(send.emit(Form::WithPKey).as_ref(), long);
+    // The recorded program used the short header, which has no P_Key index.
+    expected.splice(56..56, [5, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(send.emit().as_ref(), expected);
 
     let mut read = golden(include_str!("golden/umad-read-56-ibsim.hex"));
+    read.extend([0; 8]);
     read.extend(golden(GET_RESP));
     let expected = Received::Mad { agent: AgentId(0), from: Lid::new(1), mad: &golden(GET_RESP) };
-    assert_eq!(Received::parse(Form::WithoutPKey, &read), Ok(expected));
+    assert_eq!(Received::parse(&read), Ok(expected));
 }
 
 #[test]
 fn unanswered_request_is_read_from_a_header_alone() {
     let sent = golden(GET);
-    for form in [Form::WithoutPKey, Form::WithPKey] {
-        let received = Received::Unanswered { agent: AgentId(3), tid: Tid::new(0x1122_0000) };
-        let bytes = received.emit(form, &sent[..24]);
-        assert_eq!(bytes.as_ref().len(), form.header_len() + 24);
-        assert_eq!(Received::parse(form, bytes.as_ref()), Ok(received));
-        let cut = &bytes.as_ref()[..form.header_len() + 23];
-        assert_eq!(Received::parse(form, cut), Err(Error::Truncated));
-    }
+    let received = Received::Unanswered { agent: AgentId(3), tid: Tid::new(0x1122_0000) };
+    let bytes = received.emit(&sent[..24]);
+    assert_eq!(bytes.as_ref().len(), HEADER_LEN + 24);
+    assert_eq!(Received::parse(bytes.as_ref()), Ok(received));
+    let cut = &bytes.as_ref()[..HEADER_LEN + 23];
+    assert_eq!(Received::parse(cut), Err(Error::Truncated));
 }
 
 fn gid(text: &str) -> Gid {
@@ -367,15 +362,13 @@ proptest! {
         if let Ok(response) = Response::parse(&bytes) {
             prop_assert_eq!(Response::parse(response.emit().as_ref()), Ok(response));
         }
-        for form in [Form::WithoutPKey, Form::WithPKey] {
-            if let Ok(Received::Mad { mad, .. }) = Received::parse(form, &bytes) {
-                prop_assert_eq!(mad, &bytes[form.header_len()..]);
-            }
+        if let Ok(Received::Mad { mad, .. }) = Received::parse(&bytes) {
+            prop_assert_eq!(mad, &bytes[HEADER_LEN..]);
         }
     }
 
     #[test]
-    fn emitted_mad_follows_a_header_of_its_form(
+    fn emitted_mad_follows_its_header(
         octets in any::<[u8; 32]>(), agent: u32, millis: u32,
     ) {
         let mut mad = [0; mad::LEN];
@@ -388,13 +381,11 @@ proptest! {
             timeout: Some(Duration::from_millis(millis.into())),
             mad: Mad::from_octets(mad),
         };
-        for form in [Form::WithoutPKey, Form::WithPKey] {
-            let bytes = send.emit(form);
-            let received = Received::Mad { agent: AgentId(agent), from: Lid::new(1), mad: &mad };
-            prop_assert_eq!(Received::parse(form, bytes.as_ref()), Ok(received));
-            let again = received.emit(form, &mad);
-            prop_assert_eq!(Received::parse(form, again.as_ref()), Ok(received));
-        }
+        let bytes = send.emit();
+        let received = Received::Mad { agent: AgentId(agent), from: Lid::new(1), mad: &mad };
+        prop_assert_eq!(Received::parse(bytes.as_ref()), Ok(received));
+        let again = received.emit(&mad);
+        prop_assert_eq!(Received::parse(again.as_ref()), Ok(received));
     }
 
     #[test]

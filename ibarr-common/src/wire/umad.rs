@@ -11,8 +11,8 @@
 //! | 8 | timeout_ms | 32 | grh_present, gid_index, hop_limit, traffic_class |
 //! | 12 | retries | 36 | gid |
 //! | 16 | length | 52 | flow_label, big-endian |
-//! | 20 | qpn, big-endian | 56 | pkey_index (16 bits), only in [`Form::WithPKey`] |
-//! | 24 | qkey, big-endian | 58 | reserved, only there |
+//! | 20 | qpn, big-endian | 56 | pkey_index (16 bits) |
+//! | 24 | qkey, big-endian | 58 | reserved |
 //! | 28 | lid (16 bits), big-endian | | |
 
 use core::fmt;
@@ -27,25 +27,9 @@ use crate::ib::{Lid, Sl};
 /// The version of the interface that this module implements, `IB_USER_MAD_ABI_VERSION`.
 pub const ABI_VERSION: u32 = 5;
 
-/// The form of the header. A newly opened file uses the short one. The file uses the long one if
-/// its first ioctl is REGISTER_AGENT2, or ENABLE_PKEY comes before any registration.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum Form {
-    /// 56 bytes, without a P_Key index.
-    WithoutPKey,
-    /// 64 bytes, with a P_Key index.
-    WithPKey,
-}
-
-impl Form {
-    /// Length of the header in bytes.
-    pub const fn header_len(self) -> usize {
-        match self {
-            Self::WithoutPKey => size_of::<HeaderWire>() - size_of::<PKeyWire>(),
-            Self::WithPKey => size_of::<HeaderWire>(),
-        }
-    }
-}
+/// Length of a message's header in bytes. An open file has this form if its first ioctl is
+/// REGISTER_AGENT2; else the header ends after 56 bytes, without a P_Key index.
+pub const HEADER_LEN: usize = size_of::<HeaderWire>();
 
 /// An agent: the kernel's number for a sender and receiver of MADs in one open file.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -64,7 +48,7 @@ pub struct Send {
     pub to: Lid,
     /// The service level.
     pub sl: Sl,
-    /// The partition; 0 with [`Form::WithoutPKey`].
+    /// The partition.
     pub pkey_index: PKeyIndex,
     /// How long the kernel waits for the answer, in milliseconds, at least 1; without a time it
     /// does not recognize the answer. `None` if the MAD is itself an answer.
@@ -75,7 +59,7 @@ pub struct Send {
 
 impl Send {
     /// The bytes for one write(2).
-    pub fn emit(&self, form: Form) -> Emitted {
+    pub fn emit(&self) -> Emitted {
         let wire = HeaderWire {
             agent: self.agent.0.into(),
             status: 0.into(),
@@ -90,13 +74,13 @@ impl Send {
             grh: [0; 4],
             gid: [0; 16],
             flow_label: 0.into(),
-            pkey: PKeyWire { index: self.pkey_index.0.into(), reserved: [0; 6] },
+            pkey_index: self.pkey_index.0.into(),
+            reserved: [0; 6],
         };
         let mut bytes = [0; MAX_LEN];
-        let header = wire.as_bytes().iter().take(form.header_len());
-        let octets = header.chain(self.mad.octets());
+        let octets = wire.as_bytes().iter().chain(self.mad.octets());
         bytes.iter_mut().zip(octets).for_each(|(to, from)| *to = *from);
-        Emitted { bytes, len: form.header_len() + mad::LEN }
+        Emitted { bytes, len: HEADER_LEN + mad::LEN }
     }
 }
 
@@ -130,9 +114,8 @@ impl<'a> Received<'a> {
     ///
     /// # Errors
     /// Too few bytes; a returned request whose MAD is malformed.
-    pub fn parse(form: Form, bytes: &'a [u8]) -> Result<Self, mad::Error> {
-        let (header, mad) =
-            bytes.split_at_checked(form.header_len()).ok_or(mad::Error::Truncated)?;
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, mad::Error> {
+        let (header, mad) = bytes.split_at_checked(HEADER_LEN).ok_or(mad::Error::Truncated)?;
         let (header, _) = BaseWire::read_from_prefix(header).map_err(|_| mad::Error::Truncated)?;
         let agent = AgentId(header.agent.get());
         if header.status.get() == 0 {
@@ -144,7 +127,7 @@ impl<'a> Received<'a> {
     }
 
     /// The bytes that the kernel returns from read(2); for its stand-in.
-    pub fn emit(&self, form: Form, mad: &[u8]) -> Emitted {
+    pub fn emit(&self, mad: &[u8]) -> Emitted {
         let (agent, status, from) = match *self {
             Self::Mad { agent, from, .. } => (agent, 0, from),
             Self::Unanswered { agent, .. } => (agent, ETIMEDOUT, None),
@@ -156,10 +139,10 @@ impl<'a> Received<'a> {
             ignored: [0; 20],
             lid: from.map_or(0, Lid::get).into(),
         };
-        let header = base.as_bytes().iter().chain(core::iter::repeat(&0)).take(form.header_len());
+        let header = base.as_bytes().iter().chain(core::iter::repeat(&0)).take(HEADER_LEN);
         let octets = header.chain(mad.iter().take(mad::LEN));
         bytes.iter_mut().zip(octets).for_each(|(to, from)| *to = *from);
-        Emitted { bytes, len: form.header_len() + mad.len().min(mad::LEN) }
+        Emitted { bytes, len: HEADER_LEN + mad.len().min(mad::LEN) }
     }
 }
 
@@ -183,7 +166,7 @@ impl fmt::Debug for Emitted {
 }
 
 /// Length of the longest message in bytes. The kernel refuses to read into a shorter buffer.
-pub const MAX_LEN: usize = size_of::<HeaderWire>() + mad::LEN;
+pub const MAX_LEN: usize = HEADER_LEN + mad::LEN;
 
 /// Layout of `struct ib_user_mad_hdr`.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
@@ -215,16 +198,8 @@ pub struct HeaderWire {
     pub gid: [u8; 16],
     /// Flow label, in the GRH.
     pub flow_label: network_endian::U32,
-    /// Only in [`Form::WithPKey`].
-    pub pkey: PKeyWire,
-}
-
-/// Layout of the last 8 bytes of [`HeaderWire`].
-#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct PKeyWire {
     /// See [`PKeyIndex`].
-    pub index: native_endian::U16,
+    pub pkey_index: native_endian::U16,
     /// 0 when sent, ignored when read.
     pub reserved: [u8; 6],
 }
@@ -237,28 +212,6 @@ struct BaseWire {
     status: native_endian::U32,
     ignored: [u8; 20],
     lid: network_endian::U16,
-}
-
-/// Layout of `struct ib_user_mad_reg_req`, the argument of REGISTER_AGENT.
-#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
-#[repr(C)]
-pub struct RegisterWire {
-    /// Set by the kernel: the [`AgentId`].
-    pub agent: u32,
-    /// A bit for each method whose requests the agent receives.
-    pub method_mask: [u32; 4],
-    /// 1, the general service interface.
-    pub qpn: u8,
-    /// The management class, see [`mad::Class`].
-    pub class: u8,
-    /// Version of the class.
-    pub class_version: u8,
-    /// Of a vendor's class; else 0.
-    pub oui: [u8; 3],
-    /// 0: the kernel does not handle RMPP.
-    pub rmpp_version: u8,
-    /// Padding.
-    pub reserved: [u8; 1],
 }
 
 /// Layout of `struct ib_user_mad_reg_req2`, the argument of REGISTER_AGENT2.
@@ -285,23 +238,6 @@ pub struct Register2Wire {
     pub rmpp_version: u8,
     /// Always 0.
     pub reserved_37: [u8; 3],
-}
-
-impl RegisterWire {
-    /// An agent that sends questions to the SA.
-    pub const SA_CLIENT: Self = Self {
-        agent: 0,
-        method_mask: [0; 4],
-        qpn: 1,
-        class: mad::Class::SUBNET_ADM.get(),
-        class_version: 2,
-        oui: [0; 3],
-        rmpp_version: 0,
-        reserved: [0],
-    };
-
-    /// An agent that receives reports of the SA. Only one program at a port can have it.
-    pub const SA_REPORTS: Self = Self { method_mask: REPORTS, ..Self::SA_CLIENT };
 }
 
 impl Register2Wire {
@@ -338,16 +274,12 @@ const ETIMEDOUT: u32 = 110;
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<HeaderWire>() == 64);
-    assert!(Form::WithoutPKey.header_len() == 56);
     assert!(offset_of!(HeaderWire, qpn) == 20);
     assert!(offset_of!(HeaderWire, lid) == 28);
     assert!(offset_of!(BaseWire, lid) == offset_of!(HeaderWire, lid));
     assert!(offset_of!(HeaderWire, gid) == 36);
     assert!(offset_of!(HeaderWire, flow_label) == 52);
-    assert!(offset_of!(HeaderWire, pkey) == 56);
-    assert!(size_of::<RegisterWire>() == 28);
-    assert!(offset_of!(RegisterWire, qpn) == 20);
-    assert!(offset_of!(RegisterWire, rmpp_version) == 26);
+    assert!(offset_of!(HeaderWire, pkey_index) == 56);
     assert!(size_of::<Register2Wire>() == 40);
     assert!(offset_of!(Register2Wire, flags) == 12);
     assert!(offset_of!(Register2Wire, method_mask) == 16);

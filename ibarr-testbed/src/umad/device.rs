@@ -21,7 +21,7 @@ use anyhow::{Context as _, Result};
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad::{self, Class, Header, Method, Tid};
-use ibarr_common::wire::umad::{AgentId, Form, HeaderWire, MAX_LEN, Received};
+use ibarr_common::wire::umad::{AgentId, HeaderWire, MAX_LEN, Received};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
 };
@@ -136,7 +136,7 @@ impl Device {
     pub(super) fn receive(&mut self, from: Lid, mad: &[u8; mad::LEN]) {
         let Ok((header, _)) = Header::parse(mad) else { return };
         let received = Received::Mad { agent: AGENT, from: Some(from), mad };
-        let bytes = received.emit(Form::WithPKey, mad);
+        let bytes = received.emit(mad);
         if (header.class, header.method) == (Class::SUBNET_ADM, Method::REPORT) {
             self.open.values().for_each(|socket| give(socket, bytes.as_ref()));
             return;
@@ -155,7 +155,7 @@ impl Device {
         for (tid, waiting) in self.waiting.extract_if(.., |_, waiting| waiting.until <= now) {
             let unanswered = Received::Unanswered { agent: AGENT, tid };
             if let Some(socket) = self.open.get(&upper_half(tid)) {
-                give(socket, unanswered.emit(Form::WithPKey, &waiting.header).as_ref());
+                give(socket, unanswered.emit(&waiting.header).as_ref());
             }
         }
     }
@@ -239,7 +239,7 @@ mod tests {
     use ibarr_common::wire::inform::Report;
     use ibarr_common::wire::mad::Transaction;
     use ibarr_common::wire::sa::{Question, Request};
-    use ibarr_common::wire::umad::{PKeyIndex, Send};
+    use ibarr_common::wire::umad::{HEADER_LEN, PKeyIndex, Send};
     use nix::sys::socket::socketpair;
 
     use super::*;
@@ -255,7 +255,7 @@ mod tests {
             timeout: Some(Duration::from_millis(100)),
             mad,
         };
-        send.emit(Form::WithPKey).as_ref().to_vec()
+        send.emit().as_ref().to_vec()
     }
 
     fn connect(device: &mut Device) -> UnixStream {
@@ -298,7 +298,7 @@ mod tests {
         device.receive(sent.to, &right);
         let bytes = read(&daemon).unwrap();
         let mad = Received::Mad { agent: AGENT, from: Some(sent.to), mad: &right };
-        assert_eq!(Received::parse(Form::WithPKey, &bytes), Ok(mad));
+        assert_eq!(Received::parse(&bytes), Ok(mad));
         assert_eq!([read(&daemon), read(&other)], [NOTHING; 2]);
     }
 
@@ -313,9 +313,9 @@ mod tests {
         assert_eq!(read(&daemon), NOTHING);
         device.handle_timeout(START + Duration::from_millis(100));
         let bytes = read(&daemon).unwrap();
-        assert_eq!(bytes.len(), Form::WithPKey.header_len() + 24);
+        assert_eq!(bytes.len(), HEADER_LEN + 24);
         let unanswered = Received::Unanswered { agent: AGENT, tid: Tid::new(1 << 32 | 7) };
-        assert_eq!(Received::parse(Form::WithPKey, &bytes), Ok(unanswered));
+        assert_eq!(Received::parse(&bytes), Ok(unanswered));
         assert_eq!(device.poll_timeout(), None);
     }
 
@@ -344,13 +344,13 @@ mod tests {
         let report = Report::of_link(Tid::new(0x0305_0000_0000_0001), Lid::new(2).unwrap());
         device.receive(Lid::new(1).unwrap(), report.emit().octets());
         let bytes = read(&daemon).unwrap();
-        let Ok(Received::Mad { agent, from, mad }) = Received::parse(Form::WithPKey, &bytes) else {
+        let Ok(Received::Mad { agent, from, mad }) = Received::parse(&bytes) else {
             panic!("{bytes:02x?}")
         };
         let mad = Report::parse(mad).unwrap().emit_answer();
         let (to, sl, pkey_index) = (from.unwrap(), Sl::default(), PKeyIndex(0));
         let send = Send { agent, to, sl, pkey_index, timeout: None, mad };
-        give(&daemon, send.emit(Form::WithPKey).as_ref());
+        give(&daemon, send.emit().as_ref());
         assert_eq!(device.take(START).remove(0).mad, *report.emit_answer().octets());
         assert_eq!(device.poll_timeout(), None);
     }

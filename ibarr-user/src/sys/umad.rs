@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use ibarr_common::wire::umad::{AgentId, Form, Register2Wire, RegisterWire};
+use ibarr_common::wire::umad::{AgentId, Register2Wire};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
@@ -28,7 +28,6 @@ use super::fd;
 pub struct Opened {
     fd: OwnedFd,
     agent: AgentId,
-    form: Form,
     /// A socket has one agent, which also receives reports.
     is_socket: bool,
 }
@@ -55,33 +54,20 @@ impl Opened {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-        Ok(Self { fd, agent: AgentId(0), form: Form::WithPKey, is_socket: true })
+        Ok(Self { fd, agent: AgentId(0), is_socket: true })
     }
 
-    /// Uses the newest request, or the one that every kernel has.
     fn register(fd: OwnedFd) -> io::Result<Self> {
-        let mut request = Register2Wire::SA_CLIENT;
-        // SAFETY: REGISTER_AGENT2 reads and writes one `ib_user_mad_reg_req2` at its argument,
-        // which is alive, has that layout, and is not used elsewhere during the call.
-        match unsafe { ioctl::register_agent_2(fd.as_raw_fd(), &raw mut request) } {
-            Ok(_) => {
-                let (agent, form) = (AgentId(request.agent), Form::WithPKey);
-                return Ok(Self { fd, agent, form, is_socket: false });
-            }
-            Err(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS) => {}
-            Err(error) => return Err(error.into()),
-        }
-        // SAFETY: ENABLE_PKEY takes no argument.
-        let form = match unsafe { ioctl::enable_pkey(fd.as_raw_fd()) } {
-            Ok(_) => Form::WithPKey,
-            Err(_) => Form::WithoutPKey,
-        };
-        let mut request = RegisterWire::SA_CLIENT;
-        // SAFETY: REGISTER_AGENT reads and writes one `ib_user_mad_reg_req` at its argument, which
-        // is alive, has that layout, and is not used elsewhere during the call.
-        unsafe { ioctl::register_agent(fd.as_raw_fd(), &raw mut request) }?;
-        Ok(Self { fd, agent: AgentId(request.agent), form, is_socket: false })
+        let agent = register(&fd, Register2Wire::SA_CLIENT)?;
+        Ok(Self { fd, agent, is_socket: false })
     }
+}
+
+fn register(fd: &impl AsRawFd, mut request: Register2Wire) -> Result<AgentId, Errno> {
+    // SAFETY: REGISTER_AGENT2 reads and writes one `ib_user_mad_reg_req2` at its argument, which is
+    // alive, has that layout, and is not used elsewhere during the call.
+    unsafe { ioctl::register_agent_2(fd.as_raw_fd(), &raw mut request) }?;
+    Ok(AgentId(request.agent))
 }
 
 fn is_socket(path: &Path) -> bool {
@@ -93,7 +79,6 @@ fn is_socket(path: &Path) -> bool {
 pub struct Device {
     fd: AsyncFd<OwnedFd>,
     agent: AgentId,
-    form: Form,
     /// A socket has one agent, which also receives reports.
     is_socket: bool,
 }
@@ -104,19 +89,14 @@ impl Device {
     /// # Errors
     /// Errors of epoll_ctl(2).
     pub fn adopt(opened: Opened) -> io::Result<Self> {
-        let Opened { fd, agent, form, is_socket } = opened;
+        let Opened { fd, agent, is_socket } = opened;
         let fd = fd::watch(fd, Interest::READABLE)?;
-        Ok(Self { fd, agent, form, is_socket })
+        Ok(Self { fd, agent, is_socket })
     }
 
     /// The kernel's id of our agent.
     pub fn agent(&self) -> AgentId {
         self.agent
-    }
-
-    /// The length of message headers.
-    pub fn form(&self) -> Form {
-        self.form
     }
 
     /// Registers a second agent, which receives reports of the SA. The kernel only allocates it,
@@ -128,21 +108,10 @@ impl Device {
         if self.is_socket {
             return Ok(self.agent);
         }
-        let mut request = Register2Wire::SA_REPORTS;
-        // SAFETY: as in `Opened::register`.
-        match unsafe { ioctl::register_agent_2(self.fd.as_raw_fd(), &raw mut request) } {
-            Ok(_) => return Ok(AgentId(request.agent)),
-            Err(Errno::EINVAL) => return Err(io::ErrorKind::AddrInUse.into()),
-            Err(Errno::ENOTTY | Errno::ENOSYS) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let mut request = RegisterWire::SA_REPORTS;
-        // SAFETY: as in `Opened::register`.
-        match unsafe { ioctl::register_agent(self.fd.as_raw_fd(), &raw mut request) } {
-            Ok(_) => Ok(AgentId(request.agent)),
-            Err(Errno::EINVAL) => Err(io::ErrorKind::AddrInUse.into()),
-            Err(error) => Err(error.into()),
-        }
+        register(&self.fd, Register2Wire::SA_REPORTS).map_err(|error| match error {
+            Errno::EINVAL => io::ErrorKind::AddrInUse.into(),
+            error => error.into(),
+        })
     }
 
     /// Waits for a message, and reads it into a buffer that is as long as a message can be. Cancel safe.
@@ -174,10 +143,8 @@ impl Device {
 
 /// include/uapi/rdma/ib_user_mad.h.
 mod ioctl {
-    use ibarr_common::wire::umad::{Register2Wire, RegisterWire};
+    use ibarr_common::wire::umad::Register2Wire;
 
-    nix::ioctl_readwrite!(register_agent, 0x1b, 1, RegisterWire);
-    nix::ioctl_none!(enable_pkey, 0x1b, 3);
     nix::ioctl_readwrite!(register_agent_2, 0x1b, 4, Register2Wire);
 }
 
@@ -186,11 +153,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ioctl_numbers_equal_the_kernels() {
+    fn ioctl_number_equals_the_kernels() {
         // Computed from the kernel's header on x86-64; most architectures have the same numbers.
-        let number = nix::request_code_readwrite!(0x1b, 1, size_of::<RegisterWire>());
-        assert_eq!(number, 0xc01c_1b01);
-        assert_eq!(nix::request_code_none!(0x1b, 3), 0x1b03);
         let number = nix::request_code_readwrite!(0x1b, 4, size_of::<Register2Wire>());
         assert_eq!(number, 0xc028_1b04);
     }

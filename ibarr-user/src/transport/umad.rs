@@ -118,7 +118,7 @@ impl Umads {
         let read = read_all(port, opening, Arc::clone(&device), self.events.clone());
         let task = tokio::spawn(read).abort_handle();
         let name = self.name(port);
-        info!(message_id = ids::SA_ASKED, port = %name, form = ?device.form(), "asking its subnet administrator");
+        info!(message_id = ids::SA_ASKED, port = %name, "asking its subnet administrator");
         self.blocked.remove(&port);
         self.open.insert(port, OpenDevice { opening, device, reports: None, task, _token: token });
     }
@@ -194,7 +194,7 @@ impl Umads {
             timeout: transmit.timeout,
             mad: transmit.mad,
         };
-        match device.write(message.emit(device.form()).as_ref()) {
+        match device.write(message.emit().as_ref()) {
             Ok(()) => Sending::Sent,
             Err(error) => {
                 self.counters.count(Counter::MadNotSent);
@@ -225,7 +225,7 @@ impl Umads {
                 return Meaning::Lost(event.port);
             }
         };
-        match Received::parse(device.form(), packet) {
+        match Received::parse(packet) {
             Ok(Received::Mad { agent, from, mad })
                 if agent == device.agent() || *reports == Some(Ok(agent)) =>
             {

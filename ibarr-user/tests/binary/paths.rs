@@ -16,7 +16,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Guid, Lid, PKey, PathRecord, ServiceId, SubnetPrefix};
 use ibarr_common::wire::ls::{Answer, PathUse, Request, ResolvePath, Seq, messages};
 use ibarr_common::wire::sa::PathQuestion;
-use ibarr_common::wire::umad::{AgentId, Form, HeaderWire, Received};
+use ibarr_common::wire::umad::{AgentId, HeaderWire, Received};
 
 use ibarr_fabric::sa::{AddressedPort, ClientId, Route, StandIn, Subnet};
 use ibarr_proto::paths::snapshot::{Encoder, KeptPath, Snapshot};
@@ -123,7 +123,7 @@ fn answer_all(fd: i32, sa: &Mutex<StandIn>) {
                 from: Some(reply.from),
                 mad: &mad,
             };
-            let bytes = received.emit(Form::WithPKey, &mad);
+            let bytes = received.emit(&mad);
             if send(fd, bytes.as_ref(), MsgFlags::MSG_NOSIGNAL).is_err() {
                 // The daemon was killed.
                 return;
