@@ -20,7 +20,6 @@ use crate::sys::udp;
 use crate::transport::acm::{
     self, Clients, Event, Files, Inherited, Kept, Listener, Listening, Made, Sent, Sources,
 };
-use crate::transport::holder;
 use crate::transport::names::Named;
 
 /// The clients, and the sockets where they connect.
@@ -154,13 +153,10 @@ impl Acm {
             return Ok(());
         }
         let listener = Listener::loopback(port).map_err(|error| {
-            // The search of all processes holds the daemon up, but only at a start or a reload that fails.
-            match holder::find_tcp(port.get()) {
-                Ok(Some(holder)) if error.kind() == ErrorKind::AddrInUse => {
-                    format!("{}, or choose another tcp-port", holder.explain_tcp(port.get()))
-                }
-                _ => format!("TCP port {port} of 127.0.0.1: {error}; choose another tcp-port"),
-            }
+            let is_taken = error.kind() == ErrorKind::AddrInUse;
+            let stop = format!("stop its holder (ss -ltnp sport = {port}), or ");
+            let remedy = if is_taken { stop.as_str() } else { "" };
+            format!("TCP port {port} of 127.0.0.1: {error}; {remedy}choose another tcp-port")
         })?;
         self.tcp = Some((port, self.clients.listen(listener)));
         Ok(())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Finds the process that holds a port which the daemon needs, from /proc.
+//! Finds the process that holds a UDP port which the daemon needs, from /proc.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,21 +22,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Names the holder of a TCP port and the remedy.
-    pub fn explain_tcp(&self, port: u16) -> String {
-        match self {
-            Self { uid, process: Some((pid, name)) } => {
-                let name = escaped(name, |_| true);
-                format!("TCP port {port} is held by {name} (pid {pid}, uid {uid}): stop it")
-            }
-            Self { uid, process: None } => format!(
-                "TCP port {port} is held by a process of uid {uid} that the daemon cannot see: stop \
-                 it (ss -ltnp sport = {port}, as root, shows which)"
-            ),
-        }
-    }
-
-    /// Names the holder of a UDP port and the remedy.
+    /// Names the holder of `port` and the remedy.
     pub fn explain(&self, port: u16) -> String {
         let keep = "ibarr.socket keeps the port for the daemon";
         match self {
@@ -71,25 +57,13 @@ pub fn find(family: Family, port: u16) -> io::Result<Option<Holder>> {
         Family::V4 => &["udp", "udp6"],
         Family::V6 => &["udp6"],
     };
-    find_in(tables, port, ANY)
-}
-
-/// Searches for the process that listens at a TCP port, as [`find`] does.
-///
-/// # Errors
-/// If /proc cannot be read.
-pub fn find_tcp(port: u16) -> io::Result<Option<Holder>> {
-    find_in(&["tcp", "tcp6"], port, LISTENING)
-}
-
-fn find_in(tables: &[&str], port: u16, state: &str) -> io::Result<Option<Holder>> {
     for table in tables {
         let table = match fs::read_to_string(format!("/proc/thread-self/net/{table}")) {
             Ok(table) => table,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        let sockets: Vec<_> = sockets(&table, port, state).collect();
+        let sockets: Vec<_> = sockets(&table, port).collect();
         let Some((uid, _)) = sockets.first() else { continue };
         let inodes = sockets.iter().map(|(_, inode)| *inode).collect();
         match process(&inodes)? {
@@ -101,20 +75,13 @@ fn find_in(tables: &[&str], port: u16, state: &str) -> io::Result<Option<Holder>
     Ok(None)
 }
 
-/// The state of a TCP socket (`TCP_LISTEN`).
-const LISTENING: &str = "0A";
-/// Any state.
-const ANY: &str = "";
-
-/// Owner and inode of each socket with `port` (`udp4_format_sock` in net/ipv4/udp.c, `get_tcp4_sock` in
-/// net/ipv4/tcp_ipv4.c).
-fn sockets(table: &str, port: u16, state: &str) -> impl Iterator<Item = (u32, u64)> {
+/// Owner and inode of each socket with `port` (`udp4_format_sock` in net/ipv4/udp.c).
+fn sockets(table: &str, port: u16) -> impl Iterator<Item = (u32, u64)> {
     table.lines().filter_map(move |line| {
         let mut fields = line.split_whitespace();
         let (_, of) = fields.nth(1)?.rsplit_once(':')?;
-        let is_wanted =
-            u16::from_str_radix(of, 16) == Ok(port) && fields.nth(1)?.starts_with(state);
-        let uid = fields.nth(3)?.parse().ok()?;
+        let is_wanted = u16::from_str_radix(of, 16) == Ok(port);
+        let uid = fields.nth(5)?.parse().ok()?;
         let inode = fields.nth(1)?.parse().ok()?;
         is_wanted.then_some((uid, inode))
     })
@@ -154,21 +121,9 @@ mod tests {
 
     #[test]
     fn only_sockets_of_the_port_are_found() {
-        let of = |port| sockets(TABLE, port, ANY).collect::<Vec<_>>();
-        assert_eq!((of(4791), of(4792), of(80)), (vec![(1000, 15302)], vec![(0, 15303)], vec![]));
-    }
-
-    #[test]
-    fn holder_of_a_tcp_port_is_the_process_that_listens() {
-        const TABLE: &str = "\
-  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:17ED 0100007F:9C40 01 00000000:00000000 00:00000000 00000000  1000        0 15301 1
-   1: 0100007F:17ED 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 15302 1
-";
-        assert_eq!(sockets(TABLE, 6125, LISTENING).collect::<Vec<_>>(), [(0, 15302)]);
-        let process = Some((7, "ibacm".to_owned()));
-        let said = Holder { uid: 0, process }.explain_tcp(6125);
-        assert_eq!(said, "TCP port 6125 is held by ibacm (pid 7, uid 0): stop it");
+        assert_eq!(sockets(TABLE, 4791).collect::<Vec<_>>(), [(1000, 15302)]);
+        assert_eq!(sockets(TABLE, 4792).collect::<Vec<_>>(), [(0, 15303)]);
+        assert_eq!(sockets(TABLE, 80).count(), 0);
     }
 
     #[test]
