@@ -197,13 +197,13 @@ mod tests {
 
     #[test]
     fn only_devices_of_type_infiniband_count() {
-        let class = std::env::temp_dir().join(format!("xtask-net-{}", std::process::id()));
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let class = dir.path();
         for (name, kind) in [("lo", "772\n"), ("ib1", "32\n"), ("eth0", "1\n"), ("ib0", "32\n")] {
             fs::create_dir_all(class.join(name)).expect("temporary directory");
             fs::write(class.join(name).join("type"), kind).expect("writable");
         }
         fs::write(class.join("bonding_masters"), "bond0\n").expect("writable");
-        assert_eq!(ipoib_interfaces(&class).expect("readable"), ["ib0", "ib1"]);
-        fs::remove_dir_all(class).expect("temporary directory");
+        assert_eq!(ipoib_interfaces(class).expect("readable"), ["ib0", "ib1"]);
     }
 }

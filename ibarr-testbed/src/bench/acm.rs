@@ -7,7 +7,7 @@ use std::fs::{self, Permissions};
 use std::io::{self, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use ibarr_common::wire::path_record::PathRecordWire;
 use ibarr_fabric::sa::StandIn;
 use ibarr_user::sys::descriptors::raise_limit;
 use nix::unistd::{Uid, setresuid};
+use tempfile::TempDir;
 
 use super::paths::{OWN, SA, SGID, name, near, subnet, wait_for_port};
 use super::process::{self, Helper, READY};
@@ -43,8 +44,8 @@ pub fn acm(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -> R
     let shown = Shown::active(OWN, SGID, SA);
     let wire = Administrator::new(StandIn::new(subnet(), SA, 1));
     let port = Port::new(&lab.files(&node).infiniband(), name(), 0, Some(shown), wire)?;
-    let dir = Sockets::new()?;
-    let [ours, echo, plain] = ["ibarr", "echo", "plain"].map(|server| dir.0.join(server));
+    let dir = directory()?;
+    let [ours, echo, plain] = ["ibarr", "echo", "plain"].map(|server| dir.path().join(server));
     let config = lab.files(&node).config();
     let before = fs::read_to_string(&config)?;
     let socket = ours.display();
@@ -80,8 +81,8 @@ pub fn acm(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -> R
             ensure!(!cpu.is_zero(), "a server answers without using a CPU");
             Ok(Round { answers: f64::from(u32::try_from(answers)?), wall, cpu })
         })?;
-        report.compare(&format!("{what}, echo with the daemon's code"), &ours, &echo, None)?;
-        report.compare(&format!("{what}, plain server"), &ours, &plain, None)?;
+        report.compare(what, &ours, &echo, None)?;
+        report.add_ratios(what, "the plain server's", &ours, &plain, None)?;
         let target = (clients > 1).then_some(Target::AtLeast(100_000.0));
         report.rate(&format!("{what}: requests a second"), &ours, target)?;
     }
@@ -91,21 +92,8 @@ pub fn acm(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -> R
 }
 
 /// The directory of the sockets, which every user may enter.
-struct Sockets(PathBuf);
-
-impl Sockets {
-    fn new() -> Result<Self> {
-        let dir = std::env::temp_dir().join(format!("ibarr-bench-acm-{}", std::process::id()));
-        fs::create_dir(&dir)?;
-        fs::set_permissions(&dir, Permissions::from_mode(0o755))?;
-        Ok(Self(dir))
-    }
-}
-
-impl Drop for Sockets {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
-    }
+fn directory() -> Result<TempDir> {
+    Ok(tempfile::Builder::new().permissions(Permissions::from_mode(0o755)).tempdir()?)
 }
 
 /// Clients of a server, in a process for each user.

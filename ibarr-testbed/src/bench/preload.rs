@@ -17,6 +17,7 @@ use ibarr_proto::sa::PortIndex;
 use ibarr_user::preload::{Wanted, hosts, routes};
 use rand_chacha::ChaCha20Rng;
 use rand_core::SeedableRng;
+use tempfile::TempDir;
 
 use super::cache::resident_bytes;
 use super::report::{Report, Target, median};
@@ -60,27 +61,26 @@ const NODES: u32 = 100_000;
 /// Ports of our subnet: fewer than it has LIDs.
 const PORTS: u16 = 48_000;
 
-/// What the files are read from, removed when dropped.
+/// The files that are read, removed when dropped.
 struct Files {
-    dir: PathBuf,
     hosts: PathBuf,
     routes: PathBuf,
     others: PathBuf,
     rows: u32,
+    _dir: TempDir,
 }
 
 impl Files {
     /// `rows` lines are about paths of other ports.
     fn write(rows: u32) -> Result<Self> {
-        let dir = std::env::temp_dir().join(format!("ibarr-bench-preload-{}", std::process::id()));
-        fs::create_dir_all(&dir)?;
-        let file = |name: &str| dir.join(name);
+        let dir = tempfile::tempdir()?;
+        let file = |name: &str| dir.path().join(name);
         let this = Self {
             hosts: file("hosts"),
             routes: file("routes"),
             others: file("others"),
             rows,
-            dir,
+            _dir: dir,
         };
         let mut text = String::new();
         for n in 0..NODES {
@@ -102,12 +102,6 @@ impl Files {
         }
         fs::write(&this.others, &text)?;
         Ok(this)
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.dir));
     }
 }
 

@@ -168,41 +168,36 @@ fn absolute(dir: &Path, path: &str) -> PathBuf {
 mod tests {
     use std::num::NonZeroU16;
 
+    use tempfile::TempDir;
+
     use super::*;
     use crate::config::{Config, Serve, Source};
 
     /// A directory with files of ibacm.
-    struct Dir(PathBuf);
+    struct Dir(TempDir);
 
     impl Dir {
-        fn new(name: &str, files: &[(&str, &str)]) -> Self {
-            let dir = std::env::temp_dir().join(format!("ibarr-{name}-{}", std::process::id()));
-            fs::create_dir_all(&dir).unwrap();
+        fn new(files: &[(&str, &str)]) -> Self {
+            let dir = TempDir::new().unwrap();
             for (file, text) in files {
-                fs::write(dir.join(file), text).unwrap();
+                fs::write(dir.path().join(file), text).unwrap();
             }
             Self(dir)
         }
 
         fn import(&self) -> (Config, String, Vec<(Option<u64>, Became)>) {
-            let import = Import::read(&self.0).unwrap();
-            let text = import.text(&self.0);
+            let import = Import::read(self.0.path()).unwrap();
+            let text = import.text(self.0.path());
             let source = Source { name: "made".to_owned(), text: text.clone() };
             let config = Config::read(&[source]).unwrap();
             (config, text, import.lines.iter().map(|line| (line.line, line.became)).collect())
         }
     }
 
-    impl Drop for Dir {
-        fn drop(&mut self) {
-            drop(fs::remove_dir_all(&self.0));
-        }
-    }
-
     #[test]
     fn every_line_of_the_recorded_default_is_understood() {
         let recorded = include_str!("../../tests/data/ibacm_opts.cfg");
-        let dir = Dir::new("import-default", &[("ibacm_opts.cfg", recorded)]);
+        let dir = Dir::new(&[("ibacm_opts.cfg", recorded)]);
         let (config, text, lines) = dir.import();
         assert_eq!(lines.len(), 22, "{text}");
         let is_right = |became: &Became| {
@@ -253,12 +248,12 @@ timeout
         let hosts = "10.2.0.5 fe80::5\nbroken\n";
         let addr = "# comment\nnode1 mlx5_0 1 default\n10.1.0.1 mlx5_0 1 0xffff\nnode1 mlx5_0\n";
         let files = [("ibacm_opts.cfg", opts), ("hosts", hosts), ("ibacm_addr.cfg", addr)];
-        let dir = Dir::new("import-full", &files);
+        let dir = Dir::new(&files);
         let (config, text, lines) = dir.import();
         assert_eq!(config.acm.serve, Serve::Tools);
         assert_eq!(config.acm.tcp_port.map(NonZeroU16::get), Some(7125));
-        assert_eq!(config.acm.hosts, Some(dir.0.join("hosts")));
-        assert_eq!(config.acm.routes, Some(dir.0.join("routes")));
+        assert_eq!(config.acm.hosts, Some(dir.0.path().join("hosts")));
+        assert_eq!(config.acm.routes, Some(dir.0.path().join("routes")));
         assert_eq!(config.paths.ttl, std::time::Duration::from_mins(30));
         assert_eq!(config.log_level.to_string(), "trace");
         let of = |became| {
@@ -281,19 +276,19 @@ timeout
 
     #[test]
     fn file_that_is_there_is_not_overwritten() {
-        let dir = Dir::new("import-output", &[("ibacm_opts.cfg", "timeout 1\n"), ("old", "old")]);
-        let (old, new) = (dir.0.join("old"), dir.0.join("new"));
-        assert_eq!(import(&dir.0, Some(&old), true), Exit::Usage);
+        let dir = Dir::new(&[("ibacm_opts.cfg", "timeout 1\n"), ("old", "old")]);
+        let (old, new) = (dir.0.path().join("old"), dir.0.path().join("new"));
+        assert_eq!(import(dir.0.path(), Some(&old), true), Exit::Usage);
         assert_eq!(fs::read_to_string(old).unwrap(), "old");
-        assert_eq!(import(&dir.0, Some(&new), true), Exit::Ok);
+        assert_eq!(import(dir.0.path(), Some(&new), true), Exit::Ok);
         assert!(fs::read_to_string(new).unwrap().contains("serve = \"full\""));
-        assert_eq!(import(&dir.0.join("missing"), None, true), Exit::Config);
+        assert_eq!(import(&dir.0.path().join("missing"), None, true), Exit::Config);
     }
 
     #[test]
     fn line_with_control_characters_stays_a_comment() {
         let opts = "log_file x\u{b}\rserve = 1\ntimeout \u{1b}[2J\n";
-        let dir = Dir::new("import-control", &[("ibacm_opts.cfg", opts)]);
+        let dir = Dir::new(&[("ibacm_opts.cfg", opts)]);
         let (_, text, _) = dir.import();
         assert!(!text.contains('\u{1b}') && !text.contains('\r'), "{text}");
     }

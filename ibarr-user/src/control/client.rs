@@ -152,14 +152,12 @@ mod tests {
 
     #[test]
     fn connecting_to_a_full_listen_queue_times_out() {
-        let dir = std::env::temp_dir().join(format!("ibarr-client-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let listener = UnixListener::bind(super::super::socket_path(&dir)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(super::super::socket_path(dir.path())).unwrap();
         listen(&listener, Backlog::new(0).unwrap()).unwrap();
         // The kernel accepts one connection; nothing reads from it.
         let patience = Duration::from_millis(10);
-        let asked = [(); 3].map(|()| ask(&dir, &Request::Status, patience).unwrap_err());
-        std::fs::remove_dir_all(&dir).unwrap();
+        let asked = [(); 3].map(|()| ask(dir.path(), &Request::Status, patience).unwrap_err());
         for failure in asked {
             assert_eq!(failure.kind, FailureKind::Unreachable);
             assert!(failure.message.contains("did not answer within 10ms"), "{}", failure.message);

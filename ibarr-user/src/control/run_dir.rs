@@ -98,13 +98,13 @@ mod tests {
 
     #[test]
     fn directory_belongs_to_one_daemon_until_dropped() {
-        let dir = std::env::temp_dir().join(format!("ibarr-run-dir-{}", std::process::id()));
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("run");
         let first = RunDir::lock(&dir).unwrap();
         let pid = std::process::id();
         let refusal = RunDir::lock(&dir).unwrap_err().to_string();
         assert!(refusal.contains(&format!("another ibarr (pid {pid}) runs here")), "{refusal}");
         drop(first);
         drop(RunDir::lock(&dir).unwrap());
-        fs::remove_dir_all(&dir).unwrap();
     }
 }

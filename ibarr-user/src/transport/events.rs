@@ -267,13 +267,14 @@ mod tests {
 
     #[test]
     fn device_under_removal_is_closed_at_once_and_opened_again() {
-        let sys = std::env::temp_dir().join(format!("ibarr-events-{}", std::process::id()));
+        let dir = tempfile::tempdir().unwrap();
+        let sys = dir.path();
         fs::create_dir_all(sys.join("class/infiniband/mlx5_0")).unwrap();
         let (first, one) = std_mpsc::channel();
         let (second, two) = std_mpsc::channel();
         let (closed, ends) = std_mpsc::channel();
         let fake = Fake { scripts: Mutex::new(vec![Ok(one), Err(false), Ok(two)]), closed };
-        let (events, mut heard) = Events::of(&sys, Box::new(fake), Duration::ZERO);
+        let (events, mut heard) = Events::of(sys, Box::new(fake), Duration::ZERO);
         events.watch(device()).unwrap();
         events.watch(device()).unwrap();
         let mut next = || heard.blocking_recv().unwrap();
@@ -288,7 +289,7 @@ mod tests {
         assert_eq!(next(), Event::Deaf(device(), "no".to_owned()));
         assert_eq!(next(), Event::Heard(device()));
         // The device is removed without an event.
-        fs::remove_dir_all(&sys).unwrap();
+        fs::remove_dir_all(sys).unwrap();
         second.send(Happened::Other).unwrap();
         ends.recv().unwrap();
         assert_eq!(next(), Event::Deaf(device(), "the device is gone".to_owned()));

@@ -332,19 +332,17 @@ fn parse_number(text: &str) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
-    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tempfile::TempDir;
 
     use super::*;
 
     /// A fake sysfs with one device and two ports.
-    struct Sys(PathBuf);
+    struct Sys(TempDir);
 
     impl Sys {
         fn new() -> Self {
-            static NEXT: AtomicU32 = AtomicU32::new(0);
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let dir = format!("ibarr-ports-{}-{number}", std::process::id());
-            let this = Self(std::env::temp_dir().join(dir));
+            let this = Self(TempDir::new().unwrap());
             this.write("class/infiniband/mlx5_1/node_guid", "0002:c903:0000:0100");
             for (device, port, layer) in [
                 ("mlx5_1", 1, "InfiniBand"),
@@ -375,7 +373,7 @@ mod tests {
         }
 
         fn write(&self, path: &str, text: &str) {
-            let path = self.0.join(path);
+            let path = self.0.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             // A reader finds the old text or the new one, as in sysfs.
             let new = path.with_extension("new");
@@ -384,13 +382,7 @@ mod tests {
         }
 
         fn dirs(&self) -> Dirs {
-            Dirs { sys: self.0.clone(), dev: self.0.join("dev") }
-        }
-    }
-
-    impl Drop for Sys {
-        fn drop(&mut self) {
-            drop(fs::remove_dir_all(&self.0));
+            Dirs { sys: self.0.path().to_owned(), dev: self.0.path().join("dev") }
         }
     }
 
@@ -401,8 +393,9 @@ mod tests {
     #[test]
     fn facts_of_infiniband_ports_are_read_and_other_ports_ignored() {
         let sys = Sys::new();
-        let port =
-            |device, port| facts(&sys.0.join(format!("class/infiniband/{device}/ports/{port}")));
+        let port = |device, port| {
+            facts(&sys.0.path().join(format!("class/infiniband/{device}/ports/{port}")))
+        };
         let expected = PortFacts {
             is_active: true,
             has_umad: false,
@@ -444,9 +437,9 @@ mod tests {
     fn only_changes_are_reported() {
         let sys = Sys::new();
         // In real sysfs, a device is a symbolic link.
-        let class = sys.0.join("class/infiniband");
-        fs::rename(class.join("mlx5_1"), sys.0.join("moved")).unwrap();
-        symlink(sys.0.join("moved"), class.join("mlx5_1")).unwrap();
+        let class = sys.0.path().join("class/infiniband");
+        fs::rename(class.join("mlx5_1"), sys.0.path().join("moved")).unwrap();
+        symlink(sys.0.path().join("moved"), class.join("mlx5_1")).unwrap();
         fs::remove_dir_all(class.join("mlx5_10")).unwrap();
         let (ports, mut events) = Ports::start(sys.dirs()).unwrap();
         let mut next = || {
@@ -468,7 +461,7 @@ mod tests {
         ports.look();
         assert_eq!(next(), (name("mlx5_1"), None));
         // The device comes back.
-        symlink(sys.0.join("moved"), class.join("mlx5_1")).unwrap();
+        symlink(sys.0.path().join("moved"), class.join("mlx5_1")).unwrap();
         ports.look();
         assert_eq!(next(), (name("mlx5_1"), Some((Some(6), true))));
     }

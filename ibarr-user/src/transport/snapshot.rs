@@ -264,31 +264,14 @@ mod tests {
 
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
+    use tempfile::TempDir;
 
     use super::*;
 
-    struct Dir(PathBuf);
-
-    impl Dir {
-        fn new(name: &str) -> Self {
-            let dir = std::env::temp_dir().join(format!("ibarr-{name}-{}", std::process::id()));
-            fs::create_dir_all(&dir).unwrap();
-            Self(dir)
-        }
-
-        fn names(&self) -> Vec<String> {
-            let names = fs::read_dir(&self.0).unwrap();
-            let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
-            let mut names: Vec<_> = names.map(|entry| name(entry.unwrap())).collect();
-            names.sort();
-            names
-        }
-    }
-
-    impl Drop for Dir {
-        fn drop(&mut self) {
-            drop(fs::remove_dir_all(&self.0));
-        }
+    fn names(dir: &TempDir) -> Vec<String> {
+        let names = fs::read_dir(dir.path()).unwrap();
+        let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
+        names.map(|entry| name(entry.unwrap())).collect()
     }
 
     /// The thread's event for each order.
@@ -305,9 +288,9 @@ mod tests {
 
     #[test]
     fn other_kind_of_file_is_refused_by_name_and_stays() {
-        let dir = Dir::new("irregular");
-        let path = dir.0.join("paths");
-        let beside = dir.0.join("paths.new");
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("paths");
+        let beside = dir.path().join("paths.new");
         for kind in ["FIFO", "symbolic link", "directory", "socket"] {
             match kind {
                 "FIFO" => mkfifo(&path, Mode::S_IRWXU).unwrap(),
@@ -331,24 +314,24 @@ mod tests {
                 }
                 events => panic!("{kind}: {events:?}"),
             }
-            assert_eq!(dir.names(), ["paths.new"]);
+            assert_eq!(names(&dir), ["paths.new"]);
             drop(fs::remove_file(&beside).or_else(|_| fs::remove_dir(&beside)));
         }
     }
 
     #[test]
     fn unfinished_file_is_removed() {
-        let dir = Dir::new("unfinished");
-        let path = dir.0.join("paths");
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("paths");
         let begin = || Order::Begin(path.clone(), vec![]);
         // Abandoned, begun again, and left unfinished when the daemon ends.
         let events = told(vec![begin(), Order::Abandon, begin(), begin()]);
         assert!(matches!(events.as_slice(), [Event::Ended]), "{events:?}");
-        assert!(dir.names().is_empty());
+        assert!(names(&dir).is_empty());
         // A file that a killed daemon has left is replaced.
-        fs::write(dir.0.join("paths.new"), "cut off").unwrap();
+        fs::write(dir.path().join("paths.new"), "cut off").unwrap();
         let events = told(vec![begin(), Order::End]);
         assert!(matches!(events.as_slice(), [Event::Written, Event::Ended]), "{events:?}");
-        assert_eq!(dir.names(), ["paths"]);
+        assert_eq!(names(&dir), ["paths"]);
     }
 }

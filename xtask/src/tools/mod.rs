@@ -558,8 +558,8 @@ mod tests {
 
     #[test]
     fn prefix_of_another_definition_does_not_count() {
-        let dir = env::temp_dir().join(format!("xtask-tools-{}", std::process::id()));
-        let store = Store { root: dir.clone() };
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let store = Store { root: dir.path().to_owned() };
         let prefix = store.prefix(&IPROUTE2);
         fs::create_dir_all(&prefix).expect("temporary directory");
         assert!(!store.has(&IPROUTE2).expect("readable"));
@@ -567,12 +567,12 @@ mod tests {
         assert!(!store.has(&IPROUTE2).expect("readable"));
         write_stamp(&prefix.join(STAMP), &IPROUTE2, &[]).expect("writable");
         assert!(store.has(&IPROUTE2).expect("readable"));
-        fs::remove_dir_all(dir).expect("temporary directory");
     }
 
     #[test]
     fn wrapper_runs_its_program_with_its_libraries_from_any_place() {
-        let dir = env::temp_dir().join(format!("xtask-wrapper-{}", std::process::id()));
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let dir = dir.path();
         let (before, after) = (dir.join("before"), dir.join("after"));
         let program = before.join("root/usr/sbin/show");
         fs::create_dir_all(before.join("root/usr/sbin")).expect("temporary directory");
@@ -587,6 +587,5 @@ mod tests {
         let root = after.join("bin/../root");
         assert!(said.contains(&format!("{}/usr/lib/x86_64-linux-gnu", root.display())), "{said}");
         assert!(said.ends_with(" a b\n"), "{said}");
-        fs::remove_dir_all(dir).expect("temporary directory");
     }
 }

@@ -290,7 +290,8 @@ mod tests {
 
     #[test]
     fn a_tree_has_the_kernel_that_was_built_in_it() {
-        let tree = std::env::temp_dir().join(format!("xtask-tree-{}", std::process::id()));
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let tree = dir.path();
         let write = |file: &str, text: &str| {
             let file = tree.join(file);
             fs::create_dir_all(file.parent().expect("a directory")).expect("made");
@@ -299,12 +300,11 @@ mod tests {
         write("include/config/kernel.release", "6.1.2-mine\n");
         write("modules.order", "net/sched/cls_bpf.ko\ndrivers/net/snd-tun.o\n");
         write("modules.builtin", "kernel/fs/fuse/fuse.ko\n");
-        let error = Kernel::built(&tree).err().expect("no image yet").to_string();
+        let error = Kernel::built(tree).err().expect("no image yet").to_string();
         assert!(error.contains("make bzImage modules"), "{error}");
         write("arch/x86/boot/bzImage", "");
-        let kernel = Kernel::built(&tree);
+        let kernel = Kernel::built(tree);
         let path = tree.canonicalize().expect("it is there");
-        fs::remove_dir_all(&tree).expect("removed");
         let kernel = kernel.expect("a kernel");
         assert_eq!(kernel.release, "6.1.2-mine");
         assert_eq!(kernel.modules["cls_bpf"], path.join("net/sched/cls_bpf.ko"));

@@ -381,9 +381,8 @@ mod tests {
     /// The hosts are sockets in a temporary directory.
     #[test]
     fn remote_host_joins_exchanges_packets_and_leaves_when_silent() {
-        let directory = std::env::temp_dir().join(format!("ibfab-test-{}", std::process::id()));
-        std::fs::create_dir(&directory).unwrap();
-        let path = |name: &str| format!("unix:{}", directory.join(name).display());
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| format!("unix:{}", directory.path().join(name).display());
         let topology =
             "Switch 2 \"S\"\n[1] \"H1\"[1]\n[2] \"H2\"[1]\n\nCa 1 \"H1\"\n\nCa 1 \"H2\"\n";
         let mut fabric = Fabric::new(topology.parse().unwrap(), 0);

@@ -197,17 +197,17 @@ pub(super) fn text(file: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
     use crate::control::doctor_messages::CheckState;
 
     /// A machine with one port, which a test breaks.
-    struct Machine(PathBuf);
+    struct Machine(TempDir);
 
     impl Machine {
-        fn new(name: &str) -> Self {
-            let root =
-                std::env::temp_dir().join(format!("ibarr-doctor-{name}-{}", std::process::id()));
-            let machine = Self(root);
+        fn new() -> Self {
+            let machine = Self(TempDir::new().unwrap());
             for file in [
                 "sys/module/ib_core/x",
                 "sys/module/ib_ipoib/x",
@@ -228,24 +228,18 @@ mod tests {
         }
 
         fn write(&self, file: &str, text: &str) {
-            let path = self.0.join(file);
+            let path = self.0.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
 
         /// The state and the remedy of each check that does not say ok.
         fn troubles(&self) -> Vec<(String, CheckState, String)> {
-            let dirs = Dirs { sys: self.0.join("sys"), dev: self.0.join("dev") };
-            let checks = checks(&dirs, &self.0.join("proc"));
+            let dirs = Dirs { sys: self.0.path().join("sys"), dev: self.0.path().join("dev") };
+            let checks = checks(&dirs, &self.0.path().join("proc"));
             assert_eq!(checks.len(), 5);
             let bad = checks.into_iter().filter(|check| check.state != CheckState::Ok);
             bad.map(|check| (check.check, check.state, check.remedy.unwrap())).collect()
-        }
-    }
-
-    impl Drop for Machine {
-        fn drop(&mut self) {
-            drop(fs::remove_dir_all(&self.0));
         }
     }
 
@@ -258,24 +252,24 @@ mod tests {
 
     #[test]
     fn machine_with_everything_has_no_trouble() {
-        assert_eq!(Machine::new("whole").troubles(), []);
+        assert_eq!(Machine::new().troubles(), []);
     }
 
     #[test]
     fn module_that_is_not_loaded_is_named() {
-        let machine = Machine::new("modules");
-        fs::remove_dir_all(machine.0.join("sys/module/rdma_ucm")).unwrap();
+        let machine = Machine::new();
+        fs::remove_dir_all(machine.0.path().join("sys/module/rdma_ucm")).unwrap();
         let found = ("modules".to_owned(), CheckState::Warn, "modprobe -a rdma_ucm".to_owned());
         assert_eq!(trouble(&machine), found);
         machine.write("sys/class/misc/rdma_cm/dev", "10:1");
         assert_eq!(machine.troubles(), []);
-        fs::remove_dir_all(machine.0.join("sys/module/ib_ipoib")).unwrap();
+        fs::remove_dir_all(machine.0.path().join("sys/module/ib_ipoib")).unwrap();
         assert_eq!(trouble(&machine).1, CheckState::Fail);
     }
 
     #[test]
     fn port_that_is_not_active_is_named_with_the_reason() {
-        let machine = Machine::new("ports");
+        let machine = Machine::new();
         let state = "sys/class/infiniband/mlx5_0/ports/1/state";
         for (text, remedy) in [("1: DOWN", "cable"), ("2: INIT", "subnet manager")] {
             machine.write(state, text);
@@ -290,23 +284,23 @@ mod tests {
 
     #[test]
     fn interface_that_is_down_or_missing_is_named() {
-        let machine = Machine::new("interfaces");
+        let machine = Machine::new();
         machine.write("sys/class/net/ib0/operstate", "down");
         assert_eq!(trouble(&machine).2, "ip link set ib0 up");
-        fs::remove_dir_all(machine.0.join("sys/class/net/ib0")).unwrap();
+        fs::remove_dir_all(machine.0.path().join("sys/class/net/ib0")).unwrap();
         assert_eq!(trouble(&machine).1, CheckState::Fail);
     }
 
     #[test]
     fn umad_device_without_its_file_is_named() {
-        let machine = Machine::new("umad");
-        fs::remove_file(machine.0.join("dev/infiniband/umad0")).unwrap();
+        let machine = Machine::new();
+        fs::remove_file(machine.0.path().join("dev/infiniband/umad0")).unwrap();
         assert_eq!(trouble(&machine).0, "umad");
     }
 
     #[test]
     fn missing_bpffs_is_named() {
-        let machine = Machine::new("bpffs");
+        let machine = Machine::new();
         machine.write("proc/self/mounts", "tmpfs /run tmpfs rw 0 0\n");
         assert_eq!(trouble(&machine).0, "bpffs");
     }

@@ -196,21 +196,22 @@ mod tests {
 
     #[test]
     fn route_says_whether_the_kernel_asks_the_daemon() {
-        let sys = std::env::temp_dir().join(format!("ibarr-doctor-route-{}", std::process::id()));
+        let dir = tempfile::tempdir().unwrap();
+        let sys = dir.path();
         let loopback = sys.join("class/net/lo");
         std::fs::create_dir_all(&loopback).unwrap();
         let target: IpAddr = [10, 0, 0, 1].into();
         let by = |next_hop: IpAddr| {
             let ifindex = IfIndex::MIN;
-            route(target, Ok(Ok(Route { ifindex, next_hop })), &sys)
+            route(target, Ok(Ok(Route { ifindex, next_hop })), sys)
         };
         std::fs::write(loopback.join("type"), "772\n").unwrap();
         assert_eq!(by(target).state, CheckState::Warn);
         std::fs::write(loopback.join("type"), "32\n").unwrap();
         assert!(by(target).found.contains("the kernel asks the peer by ARP"));
         assert!(by([10, 0, 1, 1].into()).found.contains("the kernel asks the daemon"));
-        std::fs::remove_dir_all(&sys).unwrap();
-        assert_eq!(route(target, Ok(Err(NoRoute::Unreachable)), &sys).state, CheckState::Fail);
+        std::fs::remove_dir_all(sys).unwrap();
+        assert_eq!(route(target, Ok(Err(NoRoute::Unreachable)), sys).state, CheckState::Fail);
     }
 
     #[test]

@@ -107,61 +107,47 @@ mod tests {
     use std::net::TcpListener;
     use std::os::unix::fs::symlink;
 
+    use tempfile::TempDir;
+
     use super::*;
-
-    struct Dir(PathBuf);
-
-    impl Dir {
-        fn new(name: &str) -> Self {
-            let dir = std::env::temp_dir().join(format!("ibarr-{name}-{}", std::process::id()));
-            fs::create_dir(&dir).unwrap();
-            Self(dir)
-        }
-    }
-
-    impl Drop for Dir {
-        fn drop(&mut self) {
-            drop(fs::remove_dir_all(&self.0));
-        }
-    }
 
     #[test]
     fn port_file_is_removed_only_if_nothing_listens_at_its_port() {
-        let dir = Dir::new("acm-ports");
-        let [link, file] = [FOR_LIBRDMACM, FOR_TOOLS].map(|name| dir.0.join(name));
+        let dir = TempDir::new().unwrap();
+        let [link, file] = [FOR_LIBRDMACM, FOR_TOOLS].map(|name| dir.path().join(name));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = NonZeroU16::new(listener.local_addr().unwrap().port()).unwrap();
         fs::write(&file, format!("{port}\n")).unwrap();
         symlink(&file, &link).unwrap();
-        let kept = remove_stale(&dir.0, None);
+        let kept = remove_stale(dir.path(), None);
         assert!(matches!(kept.as_slice(), [Kept::Live(_), Kept::Live(_)]), "{kept:?}");
-        assert!(remove_stale(&dir.0, Some(port)).is_empty());
+        assert!(remove_stale(dir.path(), Some(port)).is_empty());
         assert!(link.exists() && file.exists());
         drop(listener);
-        assert!(remove_stale(&dir.0, None).is_empty());
+        assert!(remove_stale(dir.path(), None).is_empty());
         assert!(!file.exists() && link.symlink_metadata().is_err());
         fs::write(&file, "no number\n").unwrap();
-        assert!(remove_stale(&dir.0, None).is_empty() && file.exists());
+        assert!(remove_stale(dir.path(), None).is_empty() && file.exists());
     }
 
     #[test]
     fn own_port_files_are_removed_unless_another_program_has_replaced_them() {
-        let dir = Dir::new("acm-own-ports");
-        let [link, file] = [FOR_LIBRDMACM, FOR_TOOLS].map(|name| dir.0.join(name));
+        let dir = TempDir::new().unwrap();
+        let [link, file] = [FOR_LIBRDMACM, FOR_TOOLS].map(|name| dir.path().join(name));
         let port = NonZeroU16::new(6125).unwrap();
-        let files = Files::write(&dir.0, port).unwrap();
+        let files = Files::write(dir.path(), port).unwrap();
         files.show_to_librdmacm(true).unwrap();
         for path in [&file, &link] {
             assert_eq!(fs::read(path).unwrap(), b"6125\n");
         }
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o644);
-        assert!(Files::write(&dir.0, port).is_err(), "another server's");
+        assert!(Files::write(dir.path(), port).is_err(), "another server's");
         files.show_to_librdmacm(false).unwrap();
         assert!(link.symlink_metadata().is_err());
         drop(files);
         assert!(!file.exists());
-        let files = Files::write(&dir.0, port).unwrap();
-        let other = dir.0.join("other");
+        let files = Files::write(dir.path(), port).unwrap();
+        let other = dir.path().join("other");
         fs::write(&other, "6125\n").unwrap();
         fs::rename(&other, &file).unwrap();
         drop(files);
