@@ -370,8 +370,10 @@ struct ibtun_hca *ibtun_hca_create(struct ibtun_create *create)
 	init_waitqueue_head(&hca->readable);
 	mutex_init(&hca->reading);
 	INIT_WORK(&hca->removal, ibtun_removal_work);
-	rvt_set_ibdev_name(rdi, "%s%d", "ibtun", hca->unit);
-	strscpy(create->name, rvt_get_ibdev_name(rdi), sizeof(create->name));
+	err = dev_set_name(&rdi->ibdev.dev, "ibtun%d", hca->unit);
+	if (err)
+		goto free;
+	strscpy(create->name, dev_name(&rdi->ibdev.dev), sizeof(create->name));
 	hca->senders = alloc_workqueue("%s", WQ_HIGHPRI | WQ_MEM_RECLAIM, 0, create->name);
 	if (!hca->senders) {
 		err = -ENOMEM;
