@@ -141,7 +141,7 @@ impl Drop for Made {
     }
 }
 
-/// A link that this process makes for librdmacm.
+/// A link for librdmacm.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) at: PathBuf,
@@ -149,14 +149,21 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Makes the link, or removes it if it is ours.
+    /// Makes the link, or removes it if it leads to the target. An ibacm that has ended leaves such a link, with a
+    /// relative target.
+    ///
+    /// # Errors
+    /// The name of the link, and why it cannot be made or removed.
     pub(super) fn show(&self, is_shown: bool) -> io::Result<()> {
-        let is_there = fs::read_link(&self.at).is_ok_and(|target| target == self.target);
-        match (is_shown, is_there) {
+        let dir = self.at.parent().unwrap_or(Path::new("/"));
+        let leads_here = |target: PathBuf| dir.join(target) == self.target;
+        let done = match (is_shown, fs::read_link(&self.at).is_ok_and(leads_here)) {
             (true, false) => symlink(&self.target, &self.at),
             (false, true) => fs::remove_file(&self.at),
             _ => Ok(()),
-        }
+        };
+        let at = self.at.display();
+        done.map_err(|error| io::Error::new(error.kind(), format!("the link {at}: {error}")))
     }
 }
 
@@ -165,6 +172,22 @@ mod tests {
     use std::net::Ipv6Addr;
 
     use super::*;
+
+    #[test]
+    fn link_that_ibacm_left_is_used_and_any_other_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let [at, target] = ["ibacm.sock", "ibacm-unix.sock"].map(|name| dir.path().join(name));
+        symlink("ibacm-unix.sock", &at).unwrap();
+        let link = Link { at: at.clone(), target };
+        link.show(true).unwrap();
+        link.show(false).unwrap();
+        assert!(at.symlink_metadata().is_err());
+        symlink("other.sock", &at).unwrap();
+        let refusal = link.show(true).unwrap_err().to_string();
+        assert!(refusal.contains("/ibacm.sock: File exists"), "{refusal}");
+        link.show(false).unwrap();
+        assert_eq!(fs::read_link(&at).unwrap(), Path::new("other.sock"));
+    }
 
     #[tokio::test]
     async fn inherited_socket_that_other_machines_reach_is_refused() {
