@@ -51,9 +51,11 @@ impl PathQuery {
 
     /// The fields of a record that are not 0 are known.
     pub fn known(record: PathRecord) -> Self {
-        let octets = record.octets();
-        let bits = FIELDS.iter().filter(|field| field.is_set(&octets)).map(|Field(bits, ..)| bits);
-        Self::new(bits.fold(0, |mask, bits| mask | bits), record)
+        let mut octets = record.octets();
+        let set = FIELDS.iter().filter(|field| field.is_set(&octets));
+        let mask = set.fold(0, |mask, Field(bits, ..)| mask | bits);
+        octets.iter_mut().zip(&OF_FIELDS).for_each(|(octet, own)| *octet &= own);
+        Self { mask, record: PathRecord::from_octets(octets) }
     }
 
     pub(super) fn new(mask: u64, record: PathRecord) -> Self {
@@ -205,8 +207,8 @@ struct Field(u64, usize, &'static [u8]);
 
 impl Field {
     fn is_set(&self, octets: &[u8; PathRecord::LEN]) -> bool {
-        let there = octets.iter().skip(self.1).zip(self.2);
-        there.into_iter().any(|(byte, own)| byte & own != 0)
+        let there = octets.get(self.1..).unwrap_or_default().iter().zip(self.2);
+        there.fold(0, |set, (octet, own)| set | octet & own) != 0
     }
 
     fn copy(&self, from: &[u8; PathRecord::LEN], to: &mut [u8; PathRecord::LEN]) {
@@ -251,3 +253,18 @@ const FIELDS: [Field; 20] = [
     Field(1 << 21, 56, &[0x3f]),
     Field(1 << 22, 57, &[0xff]),
 ];
+
+/// The bits of a record that are of any field.
+const OF_FIELDS: [u8; PathRecord::LEN] = {
+    let mut bits = [0; PathRecord::LEN];
+    let mut fields = FIELDS.as_slice();
+    while let [Field(_, at, own), rest @ ..] = fields {
+        let mut octet = 0;
+        while octet < own.len() {
+            bits[*at + octet] |= own[octet];
+            octet += 1;
+        }
+        fields = rest;
+    }
+    bits
+};
