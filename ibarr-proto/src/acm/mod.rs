@@ -48,7 +48,8 @@ pub struct Acm {
     clients: BTreeMap<ClientId, Client>,
     /// How many clients each user has.
     users: BTreeMap<User, usize>,
-    lookups: BTreeMap<LookupId, Lookup>,
+    /// Each in its own place, because the map moves its entries.
+    lookups: BTreeMap<LookupId, Box<Lookup>>,
     hosts: Hosts,
     names: Names,
     deadlines: Timers<LookupId>,
@@ -242,7 +243,7 @@ impl Acm {
             }
         };
         lookup.known = Known::Source { sgid };
-        let &mut Lookup { user, deadline, .. } = lookup;
+        let Lookup { user, deadline, .. } = **lookup;
         match Question::new(target, None) {
             Some(question) => {
                 self.asks.push_back(Ask::Gid { id, user, question, deadline });
@@ -457,7 +458,7 @@ impl Acm {
             port: None,
             address: None,
         };
-        self.lookups.insert(id, lookup);
+        self.lookups.insert(id, Box::new(lookup));
         self.deadlines.set(id, Some(deadline));
         if let Some(client) = self.clients.get_mut(&client) {
             client.waits_for = Some(id);
@@ -492,7 +493,7 @@ impl Acm {
         if let Some(pkey) = lookup.partition {
             known = known.in_partition(pkey);
         }
-        let &mut Lookup { user, deadline, asks_sa, .. } = lookup;
+        let Lookup { user, deadline, asks_sa, .. } = **lookup;
         if known.dgid().is_none() && known.dlid().is_none() && !asks_sa {
             return self.refuse(id, Status::DestinationAddress);
         }
@@ -500,8 +501,8 @@ impl Acm {
     }
 
     fn refuse(&mut self, id: LookupId, status: Status) {
-        let is_of_a_path = |lookup: &Lookup| !matches!(lookup.known, Known::Endpoint);
-        if self.lookups.get(&id).is_some_and(is_of_a_path) {
+        let lookup = self.lookups.get(&id);
+        if lookup.is_some_and(|lookup| !matches!(lookup.known, Known::Endpoint)) {
             self.count(
                 id,
                 match status {
@@ -520,7 +521,7 @@ impl Acm {
         }
     }
 
-    fn forget(&mut self, id: LookupId) -> Option<Lookup> {
+    fn forget(&mut self, id: LookupId) -> Option<Box<Lookup>> {
         self.parked.remove(&id);
         self.deadlines.set(id, None);
         let lookup = self.lookups.remove(&id)?;

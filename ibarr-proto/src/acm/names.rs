@@ -44,7 +44,8 @@ impl Acm {
     }
 
     fn look_up(&mut self, id: LookupId, name: &Name) {
-        let Some(&Lookup { client, user, deadline, .. }) = self.lookups.get(&id) else { return };
+        let Some(lookup) = self.lookups.get(&id) else { return };
+        let Lookup { client, user, deadline, .. } = **lookup;
         // No client waits for this search, and another search remembers the name.
         if client.is_none() && self.names.is_under_way(name) {
             self.forget(id);
