@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// `IBTUN_VERSION`.
 pub const VERSION: u8 = 1;
 /// `IBTUN_MAX_PORTS`.
-pub const MAX_PORTS: usize = 16;
+pub const MAX_PORTS: usize = 32;
 /// `IBTUN_MAX_PKEYS`.
 pub const MAX_PKEYS: usize = 128;
 /// `IBTUN_MAX_GUIDS`.
@@ -343,6 +343,6 @@ mod tests {
             .collect();
         assert_eq!(defined, requests);
         // As printed by `strace -e raw=ioctl`.
-        assert_eq!(ioctl::CREATE, 0xc120_b700);
+        assert_eq!(ioctl::CREATE, 0xc1a0_b700);
     }
 }

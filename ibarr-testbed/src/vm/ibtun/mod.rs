@@ -57,6 +57,8 @@ pub(crate) fn run(odd: u64) -> ExitCode {
         drop(device);
         report.claim("the HCA vanishes when its descriptor is closed", vanishes(&name));
         Report::note(format_args!("gone after {} ms", began.elapsed().as_millis()));
+        report.claim("an HCA may have 32 ports", most_ports());
+        report.claim("16 HCAs exist at once", most_hcas());
         report.claim("a hundred HCAs come and go, one after another and at once", come_and_go());
         report.claim("the module can be unloaded after them", unload());
     }
@@ -110,8 +112,7 @@ fn nothing_without_hca() -> Result<()> {
 fn make() -> Result<(Ibtun, String)> {
     let device = Ibtun::open().context("/dev/ibtun")?;
     let created = device.create(&create()).context("IBTUN_CREATE")?;
-    let length = created.name.iter().position(|&byte| byte == 0).context("a name without end")?;
-    let name = str::from_utf8(&created.name[..length])?.to_owned();
+    let name = name_of(&created)?;
     is_attribute(&name, "node_guid", "0200:0000:0000:1000")?;
     is_attribute(&name, "sys_image_guid", "0200:0000:0000:1000")?;
     is_attribute(&name, "node_desc", "ibtun")?;
@@ -120,6 +121,11 @@ fn make() -> Result<(Ibtun, String)> {
     is_attribute(&name, "ports/2/pkeys/0", "0xffff")?;
     is_attribute(&name, "ports/2/gids/0", "fe80:0000:0000:0000:0200:0000:0000:1002")?;
     Ok((device, name))
+}
+
+fn name_of(created: &Create) -> Result<String> {
+    let length = created.name.iter().position(|&byte| byte == 0).context("a name without end")?;
+    Ok(str::from_utf8(&created.name[..length])?.to_owned())
 }
 
 fn one_hca(device: &Ibtun) -> Result<()> {
@@ -302,6 +308,38 @@ fn queue_is_bounded(_device: &Ibtun) -> Result<()> {
         thread::sleep(Duration::from_millis(20));
     }
     bail!("nothing was dropped: {:?}", small.stats(1)?)
+}
+
+fn most_ports() -> Result<()> {
+    let device = Ibtun::open().context("/dev/ibtun")?;
+    let mut wanted = Create { ports: 32, ..create() };
+    for (number, guid) in (1..).zip(&mut wanted.port_guid) {
+        *guid = [0x02, 0, 0, 0, 0, 0, 0x20, number];
+    }
+    let name = name_of(&device.create(&wanted).context("IBTUN_CREATE")?)?;
+    for number in 1..=32 {
+        is_attribute(&name, &format!("ports/{number}/state"), "1: DOWN")?;
+        let gid = format!("fe80:0000:0000:0000:0200:0000:0000:20{number:02x}");
+        is_attribute(&name, &format!("ports/{number}/gids/0"), &gid)?;
+    }
+    device.set_port(&active(32))?;
+    is_attribute(&name, "ports/32/state", "4: ACTIVE")?;
+    drop(device);
+    vanishes(&name)
+}
+
+/// Of one port each, because each port takes megabytes of the kernel's memory.
+fn most_hcas() -> Result<()> {
+    let mut wanted = Create { ports: 1, ..create() };
+    wanted.port_guid[1] = [0; 8];
+    let made = (0..16).map(|_| {
+        let device = Ibtun::open().context("/dev/ibtun")?;
+        let name = name_of(&device.create(&wanted).context("IBTUN_CREATE")?)?;
+        is_attribute(&name, "ports/1/state", "1: DOWN")?;
+        Ok((device, name))
+    });
+    let names = made.collect::<Result<Vec<_>>>()?.into_iter().map(|(_, name)| name);
+    names.into_iter().try_for_each(|name| vanishes(&name))
 }
 
 fn come_and_go() -> Result<()> {

@@ -21,7 +21,7 @@
 /* Changes when something here does that a program would have to know. */
 #define IBTUN_VERSION		1
 
-#define IBTUN_MAX_PORTS		16
+#define IBTUN_MAX_PORTS		32
 #define IBTUN_MAX_PKEYS		128
 #define IBTUN_MAX_GUIDS		32
 #define IBTUN_NODE_DESC_LEN	64
