@@ -57,6 +57,12 @@ pub trait QueryPacket: Copy + FromBytes + IntoBytes + Immutable + KnownLayout {
     /// The destination as a key of the maps.
     fn destination(&self, ingress: IfIndex) -> GidKey;
 
+    /// The source, in the form of [`octets`](ibarr_common::map::octets()).
+    fn source_octets(&self) -> [u8; 16];
+
+    /// The address that is asked for, in the same form.
+    fn target_octets(&self) -> [u8; 16];
+
     /// The result of checking its UDP checksum.
     fn checksum(&self) -> Checksum;
 
@@ -270,6 +276,16 @@ impl QueryPacket for Ipv4Query {
     }
 
     #[inline]
+    fn source_octets(&self) -> [u8; 16] {
+        key_of_ipv4(self.ip.source).address
+    }
+
+    #[inline]
+    fn target_octets(&self) -> [u8; 16] {
+        key_of_ipv4(self.payload.target).address
+    }
+
+    #[inline]
     fn checksum(&self) -> Checksum {
         if self.udp.checksum == [0, 0] {
             return Checksum::Right;
@@ -357,6 +373,16 @@ impl QueryPacket for Ipv6Query {
     #[inline]
     fn destination(&self, ingress: IfIndex) -> GidKey {
         key_of_ipv6(self.ip.destination, ingress)
+    }
+
+    #[inline]
+    fn source_octets(&self) -> [u8; 16] {
+        self.ip.source
+    }
+
+    #[inline]
+    fn target_octets(&self) -> [u8; 16] {
+        self.payload.target
     }
 
     #[inline]

@@ -18,7 +18,7 @@ fn objects_are_made_from_these_sources() {
 
 #[test]
 fn objects_are_elf_files_aligned_for_their_readers() {
-    for object in [ibarr_ebpf::OBJECT, ibarr_ebpf::BENCH_OBJECT] {
+    for object in [ibarr_ebpf::OBJECT, ibarr_ebpf::LOGGING_OBJECT, ibarr_ebpf::BENCH_OBJECT] {
         assert!(object.starts_with(b"\x7fELF"));
         assert_eq!(object.as_ptr().align_offset(8), 0);
     }

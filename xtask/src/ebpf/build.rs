@@ -22,9 +22,10 @@ pub(super) struct Object {
     binary: &'static str,
 }
 
-pub(super) const OBJECTS: [Object; 2] = [
+pub(super) const OBJECTS: [Object; 3] = [
     Object { file: "responder.bpf.o", binary: "responder" },
     Object { file: "bench.bpf.o", binary: "bench" },
+    Object { file: "logging.bpf.o", binary: "logging" },
 ];
 
 const TARGET: &str = "bpfel-unknown-none";

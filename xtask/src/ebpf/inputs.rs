@@ -27,6 +27,12 @@ pub(crate) const CRATES: &[&str] = &[
     "aya-ebpf-bindings",
     "aya-ebpf-cty",
     "aya-ebpf-macros",
+    "aya-log-common",
+    "aya-log-ebpf",
+    "aya-log-ebpf-macros",
+    "aya-log-parser",
+    "num_enum",
+    "num_enum_derive",
     "zerocopy",
     "zerocopy-derive",
 ];

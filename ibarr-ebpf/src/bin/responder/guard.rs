@@ -20,18 +20,20 @@ use ibarr_ebpf::packet::{
 };
 use zerocopy::FromBytes;
 
+use crate::log;
 use crate::node::Maps;
 
 /// Returns how many bytes of the datagram the kernel keeps.
 #[inline]
 pub(crate) fn judge(ctx: &SkBuffContext) -> i64 {
-    match guard(&Maps, &Received { ctx }) {
+    let received = Received { ctx };
+    match guard(&Maps, &received) {
         Ok(()) => {
-            Maps.count(Program::Guard, Reason::Answered);
+            received.note(Reason::Answered);
             KEEP
         }
         Err(reason) => {
-            Maps.count(Program::Guard, reason);
+            received.note(reason);
             DROP
         }
     }
@@ -104,6 +106,34 @@ impl Datagram for Received<'_> {
 }
 
 impl Received<'_> {
+    #[inline]
+    fn note(&self, reason: Reason) {
+        Maps.count(Program::Guard, reason);
+        if log::IS_ON {
+            self.log(reason);
+        }
+    }
+
+    /// The address that is asked for, if the length is that of a query, otherwise `::`.
+    #[inline(never)]
+    fn log(&self, reason: Reason) {
+        const HEADER: usize = size_of::<UdpHeader>();
+        const IPV4: usize = HEADER + size_of::<Ipv4QueryWire>();
+        const IPV6: usize = HEADER + size_of::<Ipv6QueryWire>();
+        let source = self.source().map_or([0; 16], |source| source.key.address);
+        let target = match self.skb().len as usize {
+            IPV4 => self
+                .read(HEADER + offset_of!(Ipv4QueryWire, target))
+                .map(|Aligned(target)| key_of_ipv4(target).address),
+            IPV6 => {
+                self.read(HEADER + offset_of!(Ipv6QueryWire, target)).map(|Aligned(target)| target)
+            }
+            _ => None,
+        };
+        let target = target.unwrap_or([0; 16]);
+        log::packet(Program::Guard, self.skb().ifindex, source, target, reason);
+    }
+
     /// A datagram that cannot be read counts as a query: the server decides.
     #[inline]
     fn carries_query<P: QueryPayload>(&self) -> bool {

@@ -9,6 +9,8 @@ mod frame;
 #[cfg(target_arch = "bpf")]
 mod guard;
 #[cfg(target_arch = "bpf")]
+mod log;
+#[cfg(target_arch = "bpf")]
 mod node;
 #[cfg(target_arch = "bpf")]
 mod programs;

@@ -17,6 +17,7 @@ use ibarr_ebpf::decide::{Ingress, Node as _, answer};
 use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
 
 use crate::LINK_HEADER_LEN;
+use crate::log;
 use crate::node::Maps;
 
 /// A packet that is not answered goes unchanged to the next program (`TC_ACT_UNSPEC`).
@@ -72,14 +73,21 @@ impl Frame<'_> {
         }
         match self.reply_to(packet) {
             Ok(action) => {
-                Maps.count(Program::Tc, Reason::Answered);
+                self.note(packet, Reason::Answered);
                 action
             }
             Err(reason) => {
-                Maps.count(Program::Tc, reason);
+                self.note(packet, reason);
                 TC_ACT_UNSPEC
             }
         }
+    }
+
+    #[inline]
+    fn note<Q: QueryPacket>(&self, packet: &Q, reason: Reason) {
+        Maps.count(Program::Tc, reason);
+        let ifindex = self.skb().ifindex;
+        log::packet(Program::Tc, ifindex, packet.source_octets(), packet.target_octets(), reason);
     }
 
     #[inline]

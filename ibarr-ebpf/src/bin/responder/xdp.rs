@@ -22,6 +22,7 @@ use zerocopy::network_endian::U16;
 
 use crate::LINK_HEADER_LEN;
 use crate::frame::{Ethernet, Frame, Whole, copy, copy_back, opaque};
+use crate::log;
 use crate::node::{Maps, is_edge, next_hop};
 
 /// A packet that is not answered goes unchanged to the kernel's stack (`XDP_PASS`).
@@ -126,14 +127,22 @@ impl Frame<'_> {
         }
         match self.reply_to(link, packet) {
             Ok(action) => {
-                Maps.count(Program::Xdp, Reason::Answered);
+                self.note(packet, Reason::Answered);
                 action
             }
             Err(reason) => {
-                Maps.count(Program::Xdp, reason);
+                self.note(packet, reason);
                 XDP_PASS
             }
         }
+    }
+
+    #[inline]
+    fn note<Q: QueryPacket>(&self, packet: &Q, reason: Reason) {
+        Maps.count(Program::Xdp, reason);
+        // SAFETY: a field of the kernel's context, which outlives the program.
+        let ifindex = unsafe { (*self.ctx.ctx).ingress_ifindex };
+        log::packet(Program::Xdp, ifindex, packet.source_octets(), packet.target_octets(), reason);
     }
 
     #[inline]
