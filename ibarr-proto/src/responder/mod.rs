@@ -344,6 +344,11 @@ impl Responder {
         }
     }
 
+    /// Looks at the attachments soon: another variant of the programs is wanted.
+    pub fn look(&mut self) {
+        self.need = self.need.max(Need::Look);
+    }
+
     /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.due

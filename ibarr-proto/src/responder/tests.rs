@@ -531,6 +531,10 @@ impl Attacher for Fake {
         self.attached.contains(&(ifindex, hook))
     }
 
+    fn renew(&mut self, interface: &Served, hook: Hook) {
+        self.log.push(format!("renew {} {hook}", interface.ifindex));
+    }
+
     fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Fault> {
         if self.refuse.contains(&hook) {
             return Err(Fault(format!("{}, {hook}: refused", interface.name)));

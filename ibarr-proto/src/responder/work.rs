@@ -22,6 +22,10 @@ pub trait Attacher {
     /// Whether our program is still attached.
     fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool;
 
+    /// Replaces our attached program, without a gap, if another variant of it is wanted now. On
+    /// failure the old one stays, and the next look tries again.
+    fn renew(&mut self, _interface: &Served, _hook: Hook) {}
+
     /// Attaches our program, or replaces an older one without a gap.
     ///
     /// # Errors
@@ -156,6 +160,7 @@ impl Wanted {
     fn attach(&self, attacher: &mut impl Attacher) -> Outcome {
         let lost = match self.attached {
             Some(hook) if attacher.is_attached(self.served.ifindex, hook) => {
+                attacher.renew(&self.served, hook);
                 return Outcome { lost: false, now: Now::Kept };
             }
             before => before.is_some(),

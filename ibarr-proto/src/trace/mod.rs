@@ -17,7 +17,9 @@ use ibarr_common::Instant;
 use crate::local_service::{self, Nudged};
 use crate::request;
 
-pub use types::{Caller, Event, Filter, Id, Outcome, PeerReply, Step, Subject, Tie};
+pub use types::{
+    Caller, Event, Filter, Id, Outcome, Packet, PeerReply, Step, Subject, Tie, Verdict,
+};
 
 /// Records the steps of requests, see the [module](self).
 #[derive(Debug, Default)]

@@ -5,11 +5,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid};
+use ibarr_common::map::{Program, Reason};
 use ibarr_common::wire::ip2gid::MsgId;
 use ibarr_common::wire::mad::Transaction;
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
+use ibarr_common::{IfIndex, Instant};
 
 use crate::ip2gid::client::Route;
 use crate::ip2gid::{Question, server};
@@ -139,6 +140,8 @@ pub enum Step {
     Nudge,
     /// The outcome of the nudge.
     Nudged(Nudged),
+    /// A BPF program has handled a packet that may be a query to this node.
+    Packet(Packet),
     /// A peer asks this node, and the daemon answers.
     Peer {
         /// The peer.
@@ -146,6 +149,42 @@ pub enum Step {
         /// The reply.
         reply: PeerReply,
     },
+}
+
+/// What a BPF program did with a packet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Packet {
+    /// The program.
+    pub by: Program,
+    /// The interface that the packet arrived on.
+    pub ifindex: Option<IfIndex>,
+    /// The source address.
+    pub from: IpAddr,
+    /// The result, as the program counts it.
+    pub reason: Reason,
+}
+
+/// Where a packet went.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Verdict {
+    /// The program has sent the reply.
+    Answered,
+    /// The kernel's stack handles it, or the daemon gets it.
+    Passed,
+    /// The daemon does not get it.
+    Dropped,
+}
+
+impl Packet {
+    /// Where the packet went.
+    pub const fn verdict(&self) -> Verdict {
+        match (self.by, self.reason) {
+            (Program::Guard, Reason::Answered) => Verdict::Passed,
+            (Program::Guard, _) => Verdict::Dropped,
+            (Program::Tc | Program::Xdp, Reason::Answered) => Verdict::Answered,
+            (Program::Tc | Program::Xdp, _) => Verdict::Passed,
+        }
+    }
 }
 
 /// What a peer is told.
@@ -216,8 +255,12 @@ impl Filter {
     pub fn admits(self, event: &Event) -> bool {
         match (self, event.subject) {
             (Self::Address(ip), Subject::Address(target)) => {
-                let is_from = |from: SocketAddr| from.ip() == ip;
-                target == ip || matches!(event.step, Step::Peer { from, .. } if is_from(from))
+                let from = match event.step {
+                    Step::Peer { from, .. } => Some(from.ip()),
+                    Step::Packet(packet) => Some(packet.from),
+                    _ => None,
+                };
+                target == ip || from == Some(ip)
             }
             (Self::Gid(gid), Subject::Path { sgid, dgid }) => [sgid, dgid].contains(&Some(gid)),
             _ => false,

@@ -18,6 +18,7 @@ mod maps;
 mod names;
 mod netlink;
 mod own;
+mod packets;
 mod pins;
 mod plain;
 mod programs;
@@ -46,6 +47,7 @@ pub use self::error::Error;
 pub use self::learned::{Element, PART, Part};
 pub use self::left::{Detached, Left, detach, read};
 pub use self::maps::Contents;
+pub use self::packets::{Packets, Seen};
 pub use self::workbench::{Longevity, Options, Progress};
 
 use self::handover::Handover;
@@ -77,12 +79,26 @@ pub struct Responder {
     /// Why the last load failed, so that it is logged once.
     failure: Option<Fault>,
     longevity: Longevity,
-    /// How many loads were tried.
+    /// How many loads were tried, and how often other variants of the programs were wanted.
     loaded: u32,
+    reporting: Reporting,
     /// Counters of earlier maps, and of loading.
     counters: Counters<Counter>,
     /// What our guard has dropped, except by the current maps.
     dropped_before: u64,
+}
+
+/// Whether programs report their packets.
+#[derive(Default)]
+struct Reporting {
+    /// A trace wants it.
+    is_wanted: bool,
+    /// The last order to the thread.
+    is_ordered: bool,
+    /// Programs that report may be attached.
+    may_be_attached: bool,
+    /// Why they cannot. It is not tried again until the next trace.
+    failure: Option<Fault>,
 }
 
 enum Programs {
@@ -118,8 +134,9 @@ impl Responder {
         options: Options,
         settings: Settings,
         allow: Prefixes,
-    ) -> io::Result<(Self, mpsc::Receiver<Progress>)> {
-        let (orders, progress) = workbench::start()?;
+    ) -> io::Result<(Self, mpsc::Receiver<Progress>, mpsc::Receiver<Packets>)> {
+        let (sender, packets) = mpsc::channel(packets::BATCHES);
+        let (orders, progress) = workbench::start(sender)?;
         let mut responder = Self {
             options,
             settings,
@@ -132,11 +149,12 @@ impl Responder {
             failure: None,
             longevity: Longevity::Lease,
             loaded: 0,
+            reporting: Reporting::default(),
             counters: Counters::default(),
             dropped_before: 0,
         };
         responder.go_on();
-        Ok((responder, progress))
+        Ok((responder, progress, packets))
     }
 
     /// Handles a message of the thread.
@@ -170,12 +188,24 @@ impl Responder {
                 warn_of(closed);
             }
             Told::Arranged(done) => {
+                self.reporting.may_be_attached &= self.reporting.is_ordered;
                 if let Some(open) = &mut self.open {
                     open.rules.handle_done(now, done);
                     open.report();
                 }
             }
             Told::Guarded(guarded) => warn_of(guarded),
+            Told::Reporting(changed) => {
+                if let Err(error) = changed {
+                    warn!("the programs report no packets: {}", chain(&error));
+                    self.reporting.failure = Some(Fault::from(error));
+                }
+                // The guards change with the programs.
+                self.loaded += 1;
+                if let Some(open) = &mut self.open {
+                    open.rules.look();
+                }
+            }
             Told::Read(read) => {
                 if let Some(open) = &mut self.open {
                     open.handover.handle_read(now, read);
@@ -250,6 +280,8 @@ impl Responder {
         }
         let order = if let Programs::Wanted = self.state {
             self.unguarded.clear();
+            self.reporting.is_ordered = false;
+            self.reporting.may_be_attached = false;
             if self.settings.want_kernel() {
                 self.state = Programs::Loading;
                 Order::Open(self.options.clone())
@@ -259,6 +291,12 @@ impl Responder {
             }
         } else if let Some(socket) = self.unguarded.pop() {
             Order::Guard(socket)
+        } else if let (Programs::Loaded, true) =
+            (&self.state, self.reporting.is_ordered != self.reporting.wants())
+        {
+            self.reporting.is_ordered = self.reporting.wants();
+            self.reporting.may_be_attached |= self.reporting.is_ordered;
+            Order::Report(self.reporting.is_ordered)
         } else if let Some(open) = &mut self.open {
             if let Some(work) = open.rules.poll_work() {
                 Order::Arrange(work)
@@ -321,6 +359,30 @@ impl Responder {
             Programs::Wanted | Programs::Loading => Some(LOADING),
             Programs::Absent(reason, _) => Some(reason),
         }
+    }
+
+    /// Says whether the programs are to report their packets.
+    pub fn report_packets(&mut self, on: bool) {
+        if self.reporting.is_wanted != on {
+            self.reporting.is_wanted = on;
+            self.reporting.failure = None;
+        }
+    }
+
+    /// Whether programs that report packets may be attached.
+    pub fn is_reporting(&self) -> bool {
+        self.reporting.may_be_attached
+    }
+
+    /// Whether all programs report their packets, or why they do not; `None` until this is known.
+    pub fn reporting(&self) -> Option<Result<(), String>> {
+        if let Programs::Absent(reason, _) = &self.state {
+            return Some(Err(reason.clone()));
+        }
+        if let Some(failure) = &self.reporting.failure {
+            return Some(Err(failure.0.clone()));
+        }
+        (self.reporting.is_ordered && self.is_settled()).then_some(Ok(()))
     }
 
     /// How long programs continue to answer without the daemon.
@@ -406,6 +468,12 @@ impl Responder {
         if let Some(open) = self.open.take() {
             end_lease(open.maps);
         }
+    }
+}
+
+impl Reporting {
+    fn wants(&self) -> bool {
+        self.is_wanted && self.failure.is_none()
     }
 }
 

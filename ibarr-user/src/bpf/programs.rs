@@ -15,6 +15,7 @@ use ibarr_proto::responder::Hook;
 
 use super::error::Error;
 use super::hooks;
+use super::packets::{Reports, Sink};
 use super::pins::Pins;
 
 /// The object, loaded once for each link header; the instances share the pinned maps.
@@ -50,6 +51,16 @@ impl Programs {
         self.tc(LinkHeader::Ethernet)?;
         self.guard_program()?;
         Ok(())
+    }
+
+    /// The ends of the programs' reports, for the caller to keep while programs are loaded.
+    pub(super) fn reports(&mut self, sink: &Sink) -> Result<Vec<Reports>, Error> {
+        let mut reports = Vec::new();
+        for header in [LinkHeader::Ethernet, LinkHeader::Ipoib] {
+            let of = Reports::take(self.instance(header)?, sink.clone());
+            reports.push(of.map_err(Error::Load)?);
+        }
+        Ok(reports)
     }
 
     pub(super) fn attach(

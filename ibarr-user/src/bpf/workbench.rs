@@ -17,12 +17,13 @@ use ibarr_proto::responder::{Attacher, Done, Fault, Hook, Work};
 use nix::net::if_::if_indextoname;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tokio::sync::mpsc;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::error::Error;
 use super::learned::{Element, Mirror};
 use super::left::detach;
 use super::maps::Maps;
+use super::packets::{Packets, Reader, Sink};
 use super::pins::{self, Pins};
 use super::programs::Programs;
 use super::{hooks, map as pinned};
@@ -53,6 +54,9 @@ pub(super) enum Order {
     Guard(OwnedFd),
     /// Read the map of peers' answers.
     Read,
+    /// Use the programs that report their packets, or the plain ones again. They are attached by the
+    /// next [`Order::Arrange`].
+    Report(bool),
 }
 
 /// A message of the thread, for [`Responder::handle_progress`](super::Responder::handle_progress).
@@ -66,6 +70,7 @@ pub(super) enum Told {
     Arranged(Done),
     Guarded(Result<(), Error>),
     Read(Result<Vec<Element>, pinned::Error>),
+    Reporting(Result<(), Error>),
 }
 
 /// How long programs continue to answer without the daemon.
@@ -86,14 +91,16 @@ pub(super) struct Inherited {
 
 /// Starts the thread in the network namespace of the caller. It ends when the channel of orders
 /// closes.
-pub(super) fn start() -> io::Result<(sync::SyncSender<Order>, mpsc::Receiver<Progress>)> {
+pub(super) fn start(
+    packets: mpsc::Sender<Packets>,
+) -> io::Result<(sync::SyncSender<Order>, mpsc::Receiver<Progress>)> {
     let (orders, order) = sync::sync_channel(1);
     // The longest order sends two messages.
     let (tell, told) = mpsc::channel(2);
     thread::Builder::new().name("bpf".to_owned()).spawn(move || {
         let mut workbench = None;
         while let Ok(order) = order.recv() {
-            let told = carry_out(order, &mut workbench, &tell);
+            let told = carry_out(order, &mut workbench, &tell, &packets);
             if tell.blocking_send(Progress(told)).is_err() {
                 return;
             }
@@ -106,6 +113,7 @@ fn carry_out(
     order: Order,
     workbench: &mut Option<Workbench>,
     tell: &mpsc::Sender<Progress>,
+    packets: &mpsc::Sender<Packets>,
 ) -> Told {
     match order {
         Order::Open(options) => {
@@ -133,7 +141,7 @@ fn carry_out(
             None => Done::nothing(),
         }),
         Order::Guard(socket) => Told::Guarded(if let Some(workbench) = workbench {
-            workbench.programs.guard(socket.as_fd())
+            workbench.wanted().guard(socket.as_fd())
         } else {
             // Replaces the guard, if there was one.
             refuse_from_itself(&socket).map_err(|error| Error::Guard(error.into()))
@@ -141,13 +149,28 @@ fn carry_out(
         Order::Read => Told::Read(workbench.as_ref().map_or(Ok(Vec::new()), |workbench| {
             Mirror::open(&workbench.pins.layout(map::ABI_VERSION))?.elements()
         })),
+        Order::Report(on) => Told::Reporting(
+            workbench.as_mut().map_or(Ok(()), |workbench| workbench.report(on, packets)),
+        ),
     }
 }
 
 /// The programs and their pins.
 struct Workbench {
     programs: Programs,
+    /// The programs that report their packets, from the first trace that wants them until none of
+    /// them is attached any more.
+    reporting: Option<Reporting>,
+    /// Whether those are to be attached instead of the plain ones.
+    reports: bool,
+    verifier_log: PathBuf,
     pins: Pins,
+}
+
+struct Reporting {
+    programs: Programs,
+    /// Ends the thread that reads the reports when it is dropped.
+    _reader: Reader,
 }
 
 impl Workbench {
@@ -190,13 +213,57 @@ impl Workbench {
                 Ok(programs)
             });
         match loaded {
-            Ok(programs) => Ok(Self { programs, pins }),
+            Ok(programs) => Ok(Self {
+                programs,
+                reporting: None,
+                reports: false,
+                verifier_log: options.verifier_log.clone(),
+                pins,
+            }),
             Err(error) => Err(match pins.undo() {
                 Ok(()) => error,
                 Err(undo) => Error::NotUndone { cause: Box::new(error), undo },
             }),
         }
     }
+
+    fn report(&mut self, on: bool, packets: &mpsc::Sender<Packets>) -> Result<(), Error> {
+        if on && self.reporting.is_none() {
+            let object = Cow::Borrowed(ibarr_ebpf::LOGGING_OBJECT);
+            let layout = self.pins.layout(map::ABI_VERSION);
+            let mut programs = Programs::new(object, layout, self.verifier_log.clone())?;
+            let sink = Sink::default();
+            let reader = Reader::start(programs.reports(&sink)?, sink, packets.clone())?;
+            programs.verify()?;
+            self.reporting = Some(Reporting { programs, _reader: reader });
+        }
+        self.reports = on;
+        Ok(())
+    }
+
+    /// The programs to attach.
+    fn wanted(&mut self) -> &mut Programs {
+        match &mut self.reporting {
+            Some(reporting) if self.reports => &mut reporting.programs,
+            _ => &mut self.programs,
+        }
+    }
+
+    /// Unloads the programs that report, unless one is attached or will be.
+    fn unload_reporting(&mut self) -> Result<(), Error> {
+        if let Some(Reporting { programs, .. }) = &self.reporting
+            && !self.reports
+        {
+            let is_in_use = |&(ifindex, hook): &_| {
+                hooks::is_attached(&self.pins, ifindex, hook, programs.ids())
+            };
+            if !self.pins.hooks()?.iter().any(is_in_use) {
+                self.reporting = None;
+            }
+        }
+        Ok(())
+    }
+
     /// Removes the qdiscs of interfaces that are gone, and the maps of other versions.
     fn remove_old(&mut self) -> Result<(), Error> {
         for ifindex in self.pins.qdiscs()? {
@@ -220,11 +287,27 @@ impl Attacher for Workbench {
     }
 
     fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool {
-        hooks::is_attached(&self.pins, ifindex, hook, self.programs.ids())
+        let is =
+            |programs: &Programs| hooks::is_attached(&self.pins, ifindex, hook, programs.ids());
+        is(&self.programs) || self.reporting.as_ref().is_some_and(|other| is(&other.programs))
+    }
+
+    fn renew(&mut self, interface: &Served, hook: Hook) {
+        let wanted = self.wanted().ids().clone();
+        if hooks::is_attached(&self.pins, interface.ifindex, hook, &wanted) {
+            return;
+        }
+        if let Err(error) = self.attach(interface, hook) {
+            warn!("the attached program stays, and the other variant is tried again: {error}");
+        }
     }
 
     fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Fault> {
-        Ok(self.programs.attach(&self.pins, interface, hook)?)
+        let programs = match &mut self.reporting {
+            Some(reporting) if self.reports => &mut reporting.programs,
+            _ => &mut self.programs,
+        };
+        Ok(programs.attach(&self.pins, interface, hook)?)
     }
 
     fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Fault> {
@@ -232,6 +315,7 @@ impl Attacher for Workbench {
     }
 
     fn settle(&mut self) -> Result<(), Fault> {
+        self.unload_reporting()?;
         Ok(self.remove_old()?)
     }
 }

@@ -29,6 +29,10 @@ pub(super) struct TraceArgs {
     /// How long, like 10s, instead of until Ctrl-C
     #[arg(long = "for", value_name = "TIME", value_parser = super::patience)]
     time: Option<Duration>,
+    /// Also show what the BPF programs do with each query of a peer. For the time of the trace, programs
+    /// that report take their place
+    #[arg(long)]
+    kernel: bool,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -59,7 +63,7 @@ async fn follow(args: &TraceArgs) -> Result<(), Failure> {
         doctor::Peer::Ip(ip) => TraceOnly::Ip(ip),
         doctor::Peer::Gid(gid) => TraceOnly::Gid(Text(gid)),
     });
-    let request = Request::Trace { only, for_ms: args.time.map(Millis::from) };
+    let request = Request::Trace { only, for_ms: args.time.map(Millis::from), kernel: args.kernel };
     let daemon = args.daemon.clone();
     // One at a time: what this command has not read yet waits in the daemon, and is bounded there.
     let (parts, mut read) = mpsc::channel(1);
@@ -172,6 +176,7 @@ fn cells(event: &TraceEvent, begun: Instant) -> Vec<String> {
     let or_any = |gid: Option<_>| gid.map_or("any".to_owned(), |gid: Text<_>| gid.to_string());
     let subject = match event.ip {
         Some(ip) => ip.to_string(),
+        None if (event.sgid, event.dgid) == (None, None) => "-".to_owned(),
         None => format!("{} -> {}", or_any(event.sgid), or_any(event.dgid)),
     };
     let Number(at) = event.at;
@@ -257,6 +262,16 @@ fn text(step: &TraceStep) -> String {
             TraceNudge::Failed => "nudge failed: ibarr status says why",
         }
         .to_owned(),
+        TraceStep::Programs { cause: None } => {
+            "the programs in the kernel report their packets from now on".to_owned()
+        }
+        TraceStep::Programs { cause: Some(cause) } => {
+            format!("the programs in the kernel report no packets: {cause}")
+        }
+        TraceStep::Packet { program, interface, from, verdict, cause } => {
+            let cause = cause.as_ref().map_or(String::new(), |cause| format!(": {cause}"));
+            format!("{program} on {interface}, query of {from}, {verdict}{cause}")
+        }
         TraceStep::Peer { from, gid, cause } => peer(*from, *gid, cause.as_deref()),
     }
 }
@@ -350,6 +365,18 @@ mod tests {
             (
                 r#""sgid":"fe80::1","dgid":"fe80::2","step":"mad-answer","port":"mlx5_0/1","lid":1,"refusal":"no records""#,
                 "fe80::1 -> fe80::2|answer of the SA at LID 1 to mlx5_0/1: no records",
+            ),
+            (
+                r#""ip":"10.2.0.5","step":"packet","program":"tc","interface":"ib0","from":"10.2.0.9","verdict":"answered""#,
+                "10.2.0.5|tc on ib0, query of 10.2.0.9, answered",
+            ),
+            (
+                r#""ip":"10.2.0.5","step":"packet","program":"guard","interface":"ib0","from":"10.2.0.9","verdict":"dropped","cause":"not-allowed""#,
+                "10.2.0.5|guard on ib0, query of 10.2.0.9, dropped: not-allowed",
+            ),
+            (
+                r#""step":"programs","cause":"responder = \"user\"""#,
+                "-|the programs in the kernel report no packets: responder = \"user\"",
             ),
             (
                 r#""ip":"10.2.0.5","step":"peer","from":"10.2.0.9:5000","cause":"source-ours""#,

@@ -33,7 +33,8 @@ pub use super::top_messages::{
     AnswerRate, Answerer, ErrorRate, PortRate, RequestKind, RequestRate, Top,
 };
 pub use super::trace_messages::{
-    TraceCaller, TraceEnd, TraceEvent, TraceNudge, TraceOnly, TraceStep, Traced, Tracing,
+    TraceCaller, TraceEnd, TraceEvent, TraceNudge, TraceOnly, TraceProgram, TraceStep,
+    TraceVerdict, Traced, Tracing,
 };
 use super::values::is_default;
 use super::values::states;
@@ -99,6 +100,9 @@ pub enum Request {
         /// When it ends; absent: with the connection.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         for_ms: Option<Millis>,
+        /// Whether the programs in the kernel report their packets, too (changes the programs).
+        #[serde(default, skip_serializing_if = "is_default")]
+        kernel: bool,
     },
     /// What is logged.
     LogLevel {
@@ -817,6 +821,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (24, 76));
+        assert_eq!((requests, responses), (25, 80));
     }
 }

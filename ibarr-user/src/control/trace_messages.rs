@@ -207,6 +207,27 @@ pub enum TraceStep {
         /// How.
         outcome: TraceNudge,
     },
+    /// The programs in the kernel report their packets from now on, or cannot.
+    Programs {
+        /// Why they cannot; absent if they do.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<String>,
+    },
+    /// A program in the kernel has handled a packet that may be a query of a peer.
+    Packet {
+        /// The program.
+        program: TraceProgram,
+        /// The interface, or `#` and its index.
+        interface: String,
+        /// The source address.
+        from: IpAddr,
+        /// What became of the packet.
+        verdict: TraceVerdict,
+        /// The reason, as the counter without `tc.`, `xdp.` or `guard.`; absent if the peer was answered, or
+        /// the guard has passed the packet to the daemon.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<String>,
+    },
     /// A peer has asked this node, and the daemon has answered, or dropped the query.
     Peer {
         /// The peer.
@@ -229,6 +250,30 @@ states! {
         Control = "control",
         /// A user of ACM.
         Acm = "acm",
+    }
+}
+
+states! {
+    /// A program in the kernel.
+    TraceProgram {
+        /// At tc ingress.
+        Tc = "tc",
+        /// XDP.
+        Xdp = "xdp",
+        /// The filter on the daemon's own sockets.
+        Guard = "guard",
+    }
+}
+
+states! {
+    /// What became of a packet.
+    TraceVerdict {
+        /// The program has sent the reply.
+        Answered = "answered",
+        /// It went on to the kernel's stack, or to the daemon.
+        Passed = "passed",
+        /// It was dropped.
+        Dropped = "dropped",
     }
 }
 

@@ -37,6 +37,7 @@ pub(super) enum Input {
     LocalService(ls::Event),
     Nudged(Result<Nudged, NudgeError>),
     Responder(bpf::Progress),
+    Packets(bpf::Packets),
     Acm(acm::Event),
     Named(names::Named),
     Preloaded(Box<Loaded>),

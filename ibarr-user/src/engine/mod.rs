@@ -178,9 +178,10 @@ impl Engine {
         inputs.hear(loaded, |loaded| Input::Loaded(Box::new(loaded)));
         let (nudger, outcomes) = Nudger::start()?;
         inputs.hear(outcomes, Input::Nudged);
-        let (responder, progress) =
+        let (responder, progress, packets) =
             Responder::start(options.bpf(), config.responder.clone(), config.allow.clone())?;
         inputs.hear(progress, Input::Responder);
+        inputs.hear(packets, Input::Packets);
         let (batches, queries) = mpsc::channel(transport::BATCHES);
         inputs.hear(queries, Input::Queries);
         let (heard_sender, heard) = mpsc::channel(transport::DATAGRAMS);
@@ -194,6 +195,7 @@ impl Engine {
         inputs.hear(answers, Input::Named);
         let (preloaded, files) = mpsc::channel(1);
         inputs.hear(files, |loaded| Input::Preloaded(Box::new(loaded)));
+        let udp_port = config.client.settings().udp_port;
         let now = clock::now();
         let mut engine = Self {
             acm: Acm::new(acm, Clients::new(acm_sender, ready_sender)),
@@ -208,12 +210,7 @@ impl Engine {
                 routes,
                 Arc::clone(&counters),
             ),
-            servers: Servers::start(
-                config.client.settings().udp_port,
-                servers,
-                batches,
-                Arc::clone(&counters),
-            ),
+            servers: Servers::start(udp_port, servers, batches, Arc::clone(&counters)),
             responder,
             watch,
             rdma: Rdma::new(ports, Umads::new(mad_sender, Arc::clone(&counters)), hearing),
@@ -320,7 +317,8 @@ impl Engine {
         self.ends_at.is_some_and(|ends_at| {
             let is_done = self.kernel.socket().has_room()
                 && self.node.local_service().is_idle()
-                && !self.node.paths().is_giving_back();
+                && !self.node.paths().is_giving_back()
+                && !self.responder.is_reporting();
             is_done || ends_at <= clock::now()
         })
     }
@@ -361,6 +359,7 @@ impl Io<Input> for Engine {
             Input::LocalService(event) => return self.handle_kernel(now, event),
             Input::Nudged(outcome) => self.handle_nudged(now, outcome),
             Input::Responder(progress) => self.responder.handle_progress(now, progress),
+            Input::Packets(packets) => self.trace_packets(&packets),
             Input::Acm(event) => self.handle_acm(now, event),
             Input::Named(named) => self.handle_named(now, &named),
             Input::Preloaded(loaded) => {
@@ -409,11 +408,12 @@ impl Io<Input> for Engine {
         self.make_page(now);
         self.mirror_cache(now);
         self.responder.handle_timeout(now, self.node.view());
+        self.show_trace(now);
+        self.responder.report_packets(self.tracers.want_packets());
         self.servers.guard(&mut self.responder);
         self.responder.go_on();
         self.end_reload(now);
         self.levels.handle_timeout(now);
-        self.show_trace(now);
         self.assess(now);
         if self.systemd.beats(now) {
             self.systemd.alive(summary::of(&self.status(now)));

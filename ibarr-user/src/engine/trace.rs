@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ibarr_common::ib::Lid;
+use ibarr_common::map::{Program, Reason};
 use ibarr_common::wire::ip2gid::{Query, Reply};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{Answer, Question, Request, Response as SaResponse};
@@ -15,7 +16,9 @@ use ibarr_proto::ip2gid::{client, server};
 use ibarr_proto::local_service::Nudged;
 use ibarr_proto::local_view::LocalView;
 use ibarr_proto::sa::{PortIndex, Transmit};
-use ibarr_proto::trace::{Caller, Event, Filter, Outcome, PeerReply, Step, Subject, Tie};
+use ibarr_proto::trace::{
+    Caller, Event, Filter, Outcome, Packet, PeerReply, Step, Subject, Tie, Verdict,
+};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
@@ -23,9 +26,10 @@ use tracing::info;
 use super::Engine;
 use super::asks::told;
 use super::paths::told_path;
+use crate::bpf::{self, Seen};
 use crate::control::messages::{
     Body, Elapsed, Failure, FailureKind, Millis, Number, Response, Text, TraceCaller, TraceEnd,
-    TraceEvent, TraceNudge, TraceOnly, TraceStep, Traced, Tracing,
+    TraceEvent, TraceNudge, TraceOnly, TraceProgram, TraceStep, TraceVerdict, Traced, Tracing,
 };
 use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{self, RouteAnswer};
@@ -37,8 +41,17 @@ const MOST: usize = 4;
 #[derive(Default)]
 pub(super) struct Tracers(Vec<Tracer>);
 
+/// What a tracer asks for.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) only: Option<TraceOnly>,
+    pub(super) time: Option<Millis>,
+    pub(super) packets: bool,
+}
+
 struct Tracer {
     only: Option<Filter>,
+    packets: Packets,
     ends_at: Option<Instant>,
     /// Has room for a bounded number of events.
     events: mpsc::Sender<Response>,
@@ -49,15 +62,41 @@ struct Tracer {
     untold: u64,
 }
 
+/// Whether a tracer is shown what the programs in the kernel do.
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum Packets {
+    Unwanted,
+    /// It has not been told yet whether the programs report.
+    Wanted,
+    Told,
+}
+
 impl Tracers {
+    /// Whether the programs in the kernel are to report their packets: one set of them, however many
+    /// traces show it.
+    pub(super) fn want_packets(&self) -> bool {
+        self.0.iter().any(|tracer| tracer.packets != Packets::Unwanted)
+    }
+
+    /// Tells whether the programs report.
+    fn tell(&mut self, now: Instant, programs: Result<(), String>) {
+        let step = TraceStep::Programs { cause: programs.err() };
+        let event = about_nothing(now, step);
+        for tracer in self.0.iter_mut().filter(|tracer| tracer.packets == Packets::Wanted) {
+            tracer.packets = Packets::Told;
+            tracer.show(&event);
+        }
+    }
+
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.0.iter().filter_map(|tracer| tracer.ends_at).min()
     }
 
     fn show(&mut self, event: &Event, view: &LocalView) {
         let mut document = None;
-        let is_wanted =
-            |tracer: &&mut Tracer| tracer.only.is_none_or(|filter| filter.admits(event));
+        let is_wanted = |tracer: &&mut Tracer| {
+            tracer.is_for(event) && tracer.only.is_none_or(|filter| filter.admits(event))
+        };
         for tracer in self.0.iter_mut().filter(is_wanted) {
             let document = document.get_or_insert_with(|| self::document(event, view));
             tracer.show(document);
@@ -76,6 +115,10 @@ impl Tracers {
 }
 
 impl Tracer {
+    fn is_for(&self, event: &Event) -> bool {
+        self.packets != Packets::Unwanted || !matches!(event.step, Step::Packet(_))
+    }
+
     fn show(&mut self, event: &TraceEvent) {
         let event = Box::new(TraceEvent { lost: self.untold, ..event.clone() });
         match self.events.try_send(Body::Event { event }.into()) {
@@ -106,8 +149,7 @@ impl Engine {
     pub(super) fn begin_trace(
         &mut self,
         now: Instant,
-        only: Option<TraceOnly>,
-        time: Option<Millis>,
+        wanted: Wanted,
         events: Option<mpsc::Sender<Response>>,
         end: oneshot::Sender<Response>,
     ) {
@@ -116,6 +158,7 @@ impl Engine {
             // The caller may have disconnected.
             return drop(end.send(Failure { kind: FailureKind::Overloaded, message }.into()));
         };
+        let Wanted { only, time, packets } = wanted;
         let tracing = Tracing { at: Number(now), only, for_ms: time };
         // There is room for the first one, unless the caller has disconnected.
         drop(events.try_send(Body::Tracing { tracing }.into()));
@@ -124,7 +167,8 @@ impl Engine {
             TraceOnly::Gid(Text(gid)) => Filter::Gid(gid),
         });
         let ends_at = time.map(|time| now + Duration::from(time));
-        let tracer = Tracer { only, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
+        let packets = if packets { Packets::Wanted } else { Packets::Unwanted };
+        let tracer = Tracer { only, packets, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
         self.tracers.0.push(tracer);
         self.node.trace().set(true);
         info!(traces = self.tracers.0.len(), "a trace of requests begins");
@@ -134,6 +178,11 @@ impl Engine {
     pub(super) fn show_trace(&mut self, now: Instant) {
         if self.tracers.0.is_empty() {
             return;
+        }
+        if self.tracers.want_packets()
+            && let Some(programs) = self.responder.reporting()
+        {
+            self.tracers.tell(now, programs);
         }
         while let Some(event) = self.node.trace().poll() {
             self.tracers.show(&event, self.node.view());
@@ -251,6 +300,18 @@ impl Engine {
         }
     }
 
+    /// What the programs in the kernel have done.
+    pub(super) fn trace_packets(&mut self, packets: &bpf::Packets) {
+        for &Seen { at, target, packet } in &packets.seen {
+            self.node.trace().alone(at, Subject::Address(target), Step::Packet(packet));
+        }
+        for tracer in &mut self.tracers.0 {
+            if tracer.packets != Packets::Unwanted {
+                tracer.lose(packets.lost);
+            }
+        }
+    }
+
     /// A query of a peer, and its reply or why there is none.
     pub(super) fn trace_peer(
         &mut self,
@@ -323,6 +384,7 @@ fn step_document(step: &Step, view: &LocalView) -> TraceStep {
                 Nudged::Failed => TraceNudge::Failed,
             },
         },
+        Step::Packet(packet) => self::packet(packet, view),
         Step::Peer { from, reply } => peer(from, reply),
     }
 }
@@ -351,6 +413,31 @@ fn answered(by: Caller, outcome: Outcome, took_ms: Elapsed) -> TraceStep {
             }
         }
     }
+}
+
+fn packet(packet: Packet, view: &LocalView) -> TraceStep {
+    let Packet { by, ifindex, from, reason } = packet;
+    TraceStep::Packet {
+        program: match by {
+            Program::Tc => TraceProgram::Tc,
+            Program::Xdp => TraceProgram::Xdp,
+            Program::Guard => TraceProgram::Guard,
+        },
+        interface: ifindex.map_or("#0".to_owned(), |ifindex| interface(ifindex, view)),
+        from,
+        verdict: match packet.verdict() {
+            Verdict::Answered => TraceVerdict::Answered,
+            Verdict::Passed => TraceVerdict::Passed,
+            Verdict::Dropped => TraceVerdict::Dropped,
+        },
+        cause: (reason != Reason::Answered).then(|| reason.name().replace('_', "-")),
+    }
+}
+
+/// An event that belongs to no request.
+fn about_nothing(now: Instant, step: TraceStep) -> TraceEvent {
+    let (ms, at) = (Elapsed(Duration::ZERO), Number(now));
+    TraceEvent { request: 0, ms, at, ip: None, sgid: None, dgid: None, lost: 0, step }
 }
 
 fn peer(from: SocketAddr, reply: PeerReply) -> TraceStep {
@@ -390,7 +477,9 @@ mod tests {
         let (events, mut read) = mpsc::channel(2);
         let (end, mut ended) = oneshot::channel();
         let (only, ends_at) = (None, Some(Instant::BOOT));
-        let mut tracer = Tracer { only, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
+        let packets = Packets::Unwanted;
+        let mut tracer =
+            Tracer { only, packets, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
         for chain in 1..=5 {
             tracer.show(&event(chain));
         }
@@ -414,8 +503,16 @@ mod tests {
     fn tracer_whose_connection_is_closed_ends() {
         let (events, read) = mpsc::channel(2);
         let (end, _) = oneshot::channel();
-        let tracer =
-            Tracer { only: None, ends_at: None, events, end, shown: 0, lost: 0, untold: 0 };
+        let tracer = Tracer {
+            only: None,
+            packets: Packets::Unwanted,
+            ends_at: None,
+            events,
+            end,
+            shown: 0,
+            lost: 0,
+            untold: 0,
+        };
         let mut tracers = Tracers(vec![tracer]);
         tracers.end(Instant::BOOT);
         assert_eq!(tracers.0.len(), 1);

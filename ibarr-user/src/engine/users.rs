@@ -15,6 +15,7 @@ use super::Engine;
 use super::asks::Asks;
 use super::pages::{Asked, Pages};
 use super::paths::PathAsks;
+use super::trace::Wanted;
 use crate::control::messages::{Body, Lookup, Request, Response, Target, Text};
 use crate::control::server::Ask;
 
@@ -56,8 +57,9 @@ impl Engine {
                 Body::Done { done: format!("{forgotten} addresses and {paths} paths forgotten") }
                     .into()
             }
-            Request::Trace { only, for_ms } => {
-                return self.begin_trace(now, only, for_ms, each, answer);
+            Request::Trace { only, for_ms, kernel } => {
+                let wanted = Wanted { only, time: for_ms, packets: kernel };
+                return self.begin_trace(now, wanted, each, answer);
             }
             Request::LogLevel { change } => self.log_level(now, change.as_ref()),
         };

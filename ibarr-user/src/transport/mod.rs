@@ -19,6 +19,7 @@
 //! | configurations | thread of a reload → engine | 1: there is one such thread | |
 //! | nudges, outcomes | engine ↔ thread | 1 each: the core has at most one nudge in flight | |
 //! | orders, progress | engine ↔ thread of the BPF programs | 1, 2: there is one order at a time, and the longest sends two messages | |
+//! | what BPF programs report | thread → engine | 2 batches | the thread waits; the ring of the programs fills, and reports are lost and counted |
 //! | requests of users | control connections and the server of metrics → engine | [`ASKS`]: one per connection | the connection waits |
 //! | events of a trace | engine → control connection | [`MAX_EVENTS`](crate::control::messages::Request::MAX_EVENTS) | lost, and counted in the next one |
 //! | clients of ACM: new ones, and late replies | tasks → engine | [`ACM_EVENTS`] | the connection waits |
