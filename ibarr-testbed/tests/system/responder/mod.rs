@@ -8,6 +8,7 @@ pub(crate) mod learned;
 mod lease;
 mod life;
 mod pins;
+mod report;
 pub(crate) mod rig;
 mod shown;
 mod takeover;
