@@ -61,7 +61,8 @@ impl Datagram for Received<'_> {
         }
     }
 
-    #[inline]
+    // Always: a function of its own would have this result in its BTF, which the kernel refuses.
+    #[inline(always)]
     fn source(&self) -> Option<Source> {
         const IPV4: u32 = Ipv4Query::ETHERTYPE.to_be() as u32;
         const IPV6: u32 = Ipv6Query::ETHERTYPE.to_be() as u32;
@@ -141,7 +142,7 @@ impl Received<'_> {
     }
 
     /// Reads a value `offset` bytes after the start of the UDP header.
-    #[inline]
+    #[inline(always)]
     fn read<T: FromBytes>(&self, offset: usize) -> Option<Aligned<T>> {
         let mut value = MaybeUninit::<Aligned<T>>::uninit();
         // SAFETY: the helper writes exactly the bytes of a `T`.
@@ -158,7 +159,7 @@ impl Received<'_> {
     }
 
     /// Reads a value `offset` bytes after the start of the IP header.
-    #[inline]
+    #[inline(always)]
     fn read_ip<T: FromBytes>(&self, offset: usize) -> Option<Aligned<T>> {
         let mut value = MaybeUninit::<Aligned<T>>::uninit();
         // SAFETY: the helper writes exactly the bytes of a `T`.
