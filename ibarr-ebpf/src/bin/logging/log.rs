@@ -7,7 +7,6 @@ use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use aya_ebpf::macros::btf_map;
 use ibarr_common::map::{Program, Reason};
-use ibarr_ebpf::packet::Aligned;
 
 /// How many packets were reported, with those for which the ring had no room: `aya-log` does not
 /// count them.
@@ -17,6 +16,21 @@ static LOGGED: PerCpuArray<u64, 1> = PerCpuArray::new();
 /// Whether [`packet`] does anything.
 pub(crate) const IS_ON: bool = true;
 
+/// A packet that is yet to be reported.
+#[repr(C)]
+struct Noted {
+    is_set: u32,
+    ifindex: u32,
+    reason: u32,
+    reserved: u32,
+    addresses: [[u8; 16]; 2],
+}
+
+/// By program. The decision needs nearly all of the stack, so the report is made after it.
+#[btf_map(name = "noted")]
+static NOTED: PerCpuArray<Noted, { Program::ALL.len() }> = PerCpuArray::new();
+
+/// Notes the packet for [`report`].
 #[inline]
 pub(crate) fn packet(
     program: Program,
@@ -25,29 +39,40 @@ pub(crate) fn packet(
     target: [u8; 16],
     reason: Reason,
 ) {
-    let addresses = Aligned([source, target]);
-    report(program as u32, ifindex, &addresses, reason as u32);
+    if let Some(noted) = NOTED.get_ptr_mut(program.index()) {
+        let reason = reason as u32;
+        let addresses = [source, target];
+        // SAFETY: the element of this CPU, which nothing else writes meanwhile.
+        unsafe { noted.write(Noted { is_set: 1, ifindex, reason, reserved: 0, addresses }) };
+    }
 }
 
-/// Not inlined: its stack is used only after that of the decision.
+/// Reports the packet that the program has noted, if any. Called last.
 #[inline(never)]
-fn report(program: u32, ifindex: u32, addresses: &Aligned<[[u8; 16]; 2]>, reason: u32) {
+pub(crate) fn report(program: Program) {
+    let Some(noted) = NOTED.get_ptr_mut(program.index()) else { return };
+    // SAFETY: as above.
+    let noted = unsafe { &mut *noted };
+    if noted.is_set == 0 {
+        return;
+    }
+    noted.is_set = 0;
     if let Some(logged) = LOGGED.get_ptr_mut(0) {
-        // SAFETY: the element of this CPU, which nothing else writes meanwhile.
+        // SAFETY: as above.
         unsafe { *logged += 1 };
     }
     // SAFETY: the helper takes no arguments and has no effect.
     let at = unsafe { bpf_ktime_get_boot_ns() };
-    let Aligned([source, target]) = *addresses;
+    let [source, target] = noted.addresses;
     aya_log_ebpf::info!(
         (),
         target: "",
         "{} {} {} {:i} {:i} {}",
         at,
-        program,
-        ifindex,
+        program.index(),
+        noted.ifindex,
         source,
         target,
-        reason
+        noted.reason
     );
 }

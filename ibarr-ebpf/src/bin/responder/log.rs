@@ -8,3 +8,7 @@ pub(crate) const IS_ON: bool = false;
 /// The programs of [`logging`](../../logging/log.rs) report the packet; these do not.
 #[inline]
 pub(crate) fn packet(_: Program, _: u32, _: [u8; 16], _: [u8; 16], _: Reason) {}
+
+/// See [`packet`].
+#[inline]
+pub(crate) fn report(_: Program) {}

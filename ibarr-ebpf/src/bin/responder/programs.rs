@@ -4,20 +4,27 @@
 
 use aya_ebpf::macros::{classifier, socket_filter, xdp};
 use aya_ebpf::programs::{SkBuffContext, TcContext, XdpContext};
+use ibarr_common::map::Program;
 
-use crate::{guard, tc};
+use crate::{guard, log, tc};
 
 #[classifier]
 pub(crate) fn ip2gid_tc(ctx: TcContext) -> i32 {
-    tc::respond(&ctx)
+    let action = tc::respond(&ctx);
+    log::report(Program::Tc);
+    action
 }
 
 #[xdp]
 pub(crate) fn ip2gid_xdp(ctx: XdpContext) -> u32 {
-    crate::xdp::respond(&ctx)
+    let action = crate::xdp::respond(&ctx);
+    log::report(Program::Xdp);
+    action
 }
 
 #[socket_filter]
 pub(crate) fn ip2gid_guard(ctx: SkBuffContext) -> i64 {
-    guard::judge(&ctx)
+    let kept = guard::judge(&ctx);
+    log::report(Program::Guard);
+    kept
 }
