@@ -236,6 +236,19 @@ fn lost_program_is_attached_after_the_next_dump() {
 }
 
 #[test]
+fn other_variant_takes_the_place_of_an_attached_program_at_once() {
+    let mut story = Story::running();
+    story.kernel().log.clear();
+    story.kernel().wants_variant = true;
+    story.turn(T0);
+    assert_eq!(story.kernel().log, [""; 0]);
+    story.responder.look();
+    story.turn(T0);
+    assert_eq!(story.kernel().log, ["renew 1 tcx", "settle"]);
+    assert_eq!(story.responder.counters().get(Counter::Lost), 0);
+}
+
+#[test]
 fn failed_attachment_is_not_retried_at_each_dump() {
     let mut story = Story::new(Settings::default());
     story.kernel().refuse = Hook::ALL.into();
@@ -439,6 +452,8 @@ struct Fake {
     cfg: ResponderCfg,
     attached: BTreeSet<(IfIndex, Hook)>,
     is_settled: bool,
+    /// Another variant of the programs is wanted.
+    wants_variant: bool,
     refuse: BTreeSet<Hook>,
     fail: Option<&'static str>,
     fail_all: bool,
@@ -532,7 +547,9 @@ impl Attacher for Fake {
     }
 
     fn renew(&mut self, interface: &Served, hook: Hook) {
-        self.log.push(format!("renew {} {hook}", interface.ifindex));
+        if self.wants_variant {
+            self.log.push(format!("renew {} {hook}", interface.ifindex));
+        }
     }
 
     fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Fault> {
