@@ -23,3 +23,16 @@ fn objects_are_elf_files_aligned_for_their_readers() {
         assert_eq!(object.as_ptr().align_offset(8), 0);
     }
 }
+
+/// The daemon runs them while no trace runs.
+#[test]
+fn plain_programs_hold_nothing_of_those_that_report() {
+    let holds = |object: &[u8], name: &str| {
+        object.windows(name.len()).any(|bytes| bytes == name.as_bytes())
+    };
+    for name in ["AYA_LOGS", "AYA_LOG_LEVEL", "logged", "noted"] {
+        assert!(holds(ibarr_ebpf::LOGGING_OBJECT, name), "{name}");
+        assert!(!holds(ibarr_ebpf::OBJECT, name), "{name}");
+    }
+    assert!(holds(ibarr_ebpf::OBJECT, "gid_cache"));
+}

@@ -57,10 +57,6 @@ pub(crate) fn report(program: Program) {
         return;
     }
     noted.is_set = 0;
-    if let Some(logged) = LOGGED.get_ptr_mut(0) {
-        // SAFETY: as above.
-        unsafe { *logged += 1 };
-    }
     // SAFETY: the helper takes no arguments and has no effect.
     let at = unsafe { bpf_ktime_get_boot_ns() };
     let [source, target] = noted.addresses;
@@ -75,4 +71,9 @@ pub(crate) fn report(program: Program) {
         target,
         noted.reason
     );
+    // After it is in the ring: the reader takes a report that is counted and not there for lost.
+    if let Some(logged) = LOGGED.get_ptr_mut(0) {
+        // SAFETY: as above.
+        unsafe { *logged += 1 };
+    }
 }
