@@ -121,7 +121,8 @@ fn read(mut reports: Vec<Reports>, sink: &Sink, alive: &Weak<()>, packets: &mpsc
     }
 }
 
-/// Counts the reports that were written, and not read.
+/// Counts the reports that were written, and not read. `aya-log` does not tell which: reports that are
+/// written while the ring is read hide as many losses, until [`PATIENCE`] passes without one.
 #[derive(Debug, Default)]
 struct Losses {
     read: u64,
@@ -224,5 +225,15 @@ mod tests {
         assert_eq!(losses.note(7, 12), 3);
         assert_eq!(losses.note(2, 12), 0);
         assert_eq!(losses.note(0, 12), 0);
+    }
+
+    #[test]
+    fn losses_that_newer_reports_hide_are_counted_when_these_end() {
+        let mut losses = Losses::default();
+        assert_eq!(losses.note(0, 10), 0);
+        // Three of the ten are lost, and five newer ones were read with the others.
+        assert_eq!(losses.note(12, 15), 0);
+        assert_eq!(losses.note(0, 15), 3);
+        assert_eq!(losses.note(0, 15), 0);
     }
 }
