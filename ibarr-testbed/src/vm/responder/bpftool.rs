@@ -55,6 +55,13 @@ pub(super) fn all_programs() -> Result<BTreeSet<String>> {
     named(|program| program["name"].as_str().is_some_and(|name| name.starts_with("ip2gid")))
 }
 
+/// Number of rings of programs that report their packets.
+pub(super) fn rings() -> Result<usize> {
+    let maps = bpftool(&["map", "show"])?;
+    let maps = maps.as_array().context("no list")?;
+    Ok(maps.iter().filter(|map| map["name"] == "AYA_LOGS").count())
+}
+
 fn named(is_wanted: impl Fn(&Value) -> bool) -> Result<BTreeSet<String>> {
     let programs = bpftool(&["prog", "show"])?;
     let wanted = programs.as_array().context("no list")?.iter().filter(|one| is_wanted(one));

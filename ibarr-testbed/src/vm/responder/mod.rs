@@ -125,6 +125,7 @@ fn prove(report: &mut Report, mode: &str) {
         claim("peers with unknown next hops get the daemon's bytes", proof.strangers());
         claim("answers all peers with the daemon's bytes", proof.all_askers());
         claim("bpftool shows the same as ibarr", proof.shown());
+        claim("`ibarr trace --kernel` shows each query, and then goes", proof.traced(mode));
         claim("answers while the daemon is stopped", proof.stopped());
         claim("answers after the daemon was killed, until the lease ends", proof.killed());
     }
@@ -250,6 +251,50 @@ impl<'a> Proof<'a> {
             ensure!(*said == count, "{name}: ibarr shows {said}, bpftool {count}");
         }
         Ok(())
+    }
+
+    /// For the time of the trace, programs that report answer. The plain ones come back.
+    fn traced(&self, mode: &str) -> Result<()> {
+        let run_dir = self.ibarr.run_dir();
+        let words = ["ibarr", "trace", "--kernel", "--json", "--run-dir", &run_dir];
+        let program = self.kind.responder;
+        let tracer = rig::spawn(&format!("trace-{mode}-{program}"), N, &words)?;
+        let events = || -> Result<Vec<Value>> {
+            let said = tracer.said()?;
+            // The last line may be incomplete.
+            let documents = said.lines().filter_map(|line| serde_json::from_str(line).ok());
+            Ok(documents.map(|mut document: Value| document["event"].take()).collect())
+        };
+        rig::eventually(|| {
+            let told = events()?.into_iter().find(|event| event["step"] == "programs");
+            let told = told.context("nothing is said of the programs")?;
+            ensure!(told.get("cause").is_none(), "{told}");
+            Ok(())
+        })?;
+        let rings = bpftool::rings()?;
+        ensure!(rings > 0, "no program reports");
+        self.answers_all()?;
+        let expected: Vec<_> = ASKERS.iter().map(|asker| asker.target).collect();
+        rig::eventually(|| {
+            let events = events()?;
+            let answered = events.iter().filter(|event| {
+                event["step"] == "packet"
+                    && event["program"] == program
+                    && event["verdict"] == "answered"
+            });
+            let shown: Vec<_> = answered.filter_map(|event| event["ip"].as_str()).collect();
+            ensure!(shown == expected, "shown: {shown:?}");
+            Ok(())
+        })?;
+        let status = tracer.stop()?;
+        ensure!(status.success(), "ibarr trace: {status}");
+        rig::eventually(|| {
+            let rings = bpftool::rings()?;
+            ensure!(rings == 0, "{rings} rings of programs that report");
+            Ok(())
+        })?;
+        // It took seconds, after which XDP leaves a stale next hop to the daemon, once.
+        rig::eventually(|| self.all_askers())
     }
 
     fn stopped(&self) -> Result<()> {

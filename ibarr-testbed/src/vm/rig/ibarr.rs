@@ -181,6 +181,11 @@ impl Ibarr {
         counters["counters"][counter].as_u64().with_context(|| format!("no {counter}: {counters}"))
     }
 
+    /// The directory of its control socket.
+    pub(crate) fn run_dir(&self) -> String {
+        run_dir(self.name)
+    }
+
     /// The directory of its maps and links, also after it has ended.
     pub(crate) fn bpf_dir(&self) -> String {
         bpf_dir(self.name)
