@@ -139,14 +139,14 @@ fn trace_without_programs_says_why() {
 }
 
 /// A running `ibarr trace --kernel --json`, killed when it is dropped.
-struct Tracer {
+pub(super) struct Tracer {
     child: Child,
     events: mpsc::Receiver<Value>,
 }
 
 impl Tracer {
     /// Starts it, and waits until the programs report.
-    fn start(rig: &Rig) -> Self {
+    pub(super) fn start(rig: &Rig) -> Self {
         let tracer = Self::launch(rig);
         let told = tracer.next("programs");
         assert_eq!(told.get("cause"), None, "{told}; the log:\n{}", rig.log());
@@ -183,7 +183,7 @@ impl Tracer {
     }
 
     /// The next packet of a program.
-    fn packet(&self, program: &str) -> Value {
+    pub(super) fn packet(&self, program: &str) -> Value {
         loop {
             let packet = self.next("packet");
             if packet["program"] == program {
@@ -212,7 +212,7 @@ fn is_reporting(rig: &Rig) -> bool {
         loaded_maps().filter_map(Result::ok).filter(is_ring).map(|map| map.id()).collect();
     loaded_programs().filter_map(Result::ok).any(|program| {
         let used = program.map_ids().ok().flatten().unwrap_or_default();
-        let uses = |maps: &[u32]| used.iter().any(|id| maps.contains(id));
-        uses(&ours) && uses(&rings)
+        let has_one_of = |maps: &[u32]| used.iter().any(|id| maps.contains(id));
+        has_one_of(&ours) && has_one_of(&rings)
     })
 }

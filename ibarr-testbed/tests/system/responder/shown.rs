@@ -17,6 +17,7 @@ use nix::sys::stat::Mode;
 use object::{Object, ObjectSection};
 use serde_json::Value;
 
+use super::report::Tracer;
 use super::rig::*;
 use crate::machine::{ibarr, said};
 
@@ -158,6 +159,9 @@ fn three_capabilities_are_enough() {
             let before = rig.answered_in_kernel();
             socket(V4).ask_all(10);
             assert_eq!(rig.answered_in_kernel(), before + 10);
+            let tracer = Tracer::start(&rig);
+            socket(V4).ask_all(1);
+            assert_eq!(tracer.packet("tc")["verdict"], "answered");
             rig.end(Signal::SIGTERM);
         }
     }
