@@ -139,7 +139,7 @@ pub struct Port {
     pub name: PortName,
     /// Why the subnet administrator cannot be asked.
     pub missing: Option<Missing>,
-    /// Why it gets only probes.
+    /// Its silence, which lasts until it answers, even if the port is down meanwhile.
     pub silence: Option<Silence>,
     /// Why its events are not received.
     pub unheard: Option<String>,
@@ -181,7 +181,7 @@ impl Facts {
         let port = |(index, name, facts, _): (_, _, &paths::PortFacts, _)| Port {
             name,
             missing: missing(facts),
-            silence: paths.client().load(index).shut.map(silence),
+            silence: paths.client().tally(index).silence.map(silence),
             unheard: None,
         };
         let counted = [
@@ -217,7 +217,7 @@ impl Facts {
     }
 }
 
-fn silence(Shut { busy, since, .. }: Shut) -> Silence {
+fn silence(Shut { busy, since }: Shut) -> Silence {
     Silence { busy, since }
 }
 

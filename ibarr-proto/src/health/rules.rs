@@ -340,7 +340,7 @@ fn sa(
         ),
         None => {}
     }
-    if let (Some(silence), None) = (&port.silence, &port.missing) {
+    if let Some(silence) = &port.silence {
         let (cause, what) = if silence.busy {
             (Cause::SaBusy, "answers only that it is busy")
         } else {

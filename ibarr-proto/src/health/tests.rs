@@ -198,6 +198,25 @@ fn what_is_normal_for_a_moment_is_no_reason() {
 }
 
 #[test]
+fn silence_of_an_sa_does_not_end_when_its_port_goes_down() {
+    let silence = Some(Silence { busy: false, since: at(0) });
+    let facts =
+        |missing| Facts { ports: vec![Port { silence, ..port(missing) }], ..Facts::default() };
+    let mut health = Health::default();
+    for (second, missing) in
+        [(2, None), (10, Some(Missing::Down)), (20, Some(Missing::Down)), (30, None)]
+    {
+        health.assess(at(second), &facts(missing));
+    }
+    let expected = [
+        "sa mlx5_0/1: sa-silent: degraded",
+        "sa mlx5_0/1: port-down: degraded",
+        "sa mlx5_0/1: no port-down: degraded after 20 s",
+    ];
+    assert_eq!(events(&mut health), expected);
+}
+
+#[test]
 fn port_without_a_cable_is_not_missed_beside_one_that_works() {
     let other = Port { name: "mlx5_1/1".parse().unwrap(), ..port(Some(Missing::Down)) };
     let facts = |first| Facts { ports: vec![port(first), other.clone()], ..Facts::default() };

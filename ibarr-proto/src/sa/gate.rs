@@ -11,6 +11,9 @@
 //! or else the one for its capabilities, which every SA has to answer (IBA vol. 1 §13.4.8.1). The
 //! gate shuts if the witness is not answered either, and nothing else has been for the longest time
 //! that an answer may take. BUSY comes from the SA itself and needs no witness.
+//!
+//! After a silent SA has changed, the gate is open, and the client probes: another SA gets the
+//! questions at once, and the silence ends soon even if there are none.
 
 use std::time::Duration;
 
@@ -35,6 +38,8 @@ pub(super) struct Gate {
     heard_at: Instant,
     vain: Option<Vain>,
     shut: Option<Shut>,
+    /// The SA is shut or unproven, and is probed.
+    probing: Option<Probing>,
     /// The last question that it answered.
     answered: Option<Question>,
     /// The last question, even if it was not sent.
@@ -60,18 +65,41 @@ pub struct Shut {
     pub busy: bool,
     /// When the first unanswered MAD was sent.
     pub since: Instant,
-    pub(super) probe_at: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Probing {
+    at: Instant,
     pause: Duration,
 }
 
 impl Gate {
     /// The gate of an SA that has just appeared.
     pub(super) fn new(now: Instant) -> Self {
-        Self { heard_at: now, vain: None, shut: None, answered: None, newest: None, probes: 0 }
+        Self {
+            heard_at: now,
+            vain: None,
+            shut: None,
+            probing: None,
+            answered: None,
+            newest: None,
+            probes: 0,
+        }
+    }
+
+    /// The same, after an SA that was silent: it is probed at `at`.
+    pub(super) fn unproven(now: Instant, at: Instant, config: &Config) -> Self {
+        let pause = config.longest_patience();
+        Self { probing: Some(Probing { at, pause }), ..Self::new(now) }
     }
 
     pub(super) fn shut(&self) -> Option<&Shut> {
         self.shut.as_ref()
+    }
+
+    /// When the next probe leaves, if the SA is probed.
+    pub(super) fn probe_at(&self) -> Option<Instant> {
+        self.probing.map(|probing| probing.at)
     }
 
     /// Whether the SA has answered anything, or appeared, since then.
@@ -106,7 +134,7 @@ impl Gate {
             self.answered = Some(question);
         }
         self.heard_at = now;
-        self.vain = None;
+        (self.vain, self.probing) = (None, None);
         self.shut.take().is_some()
     }
 
@@ -132,23 +160,23 @@ impl Gate {
             return false;
         }
         let pause = config.longest_patience();
-        let probe_at = now + spread(pause, rng);
-        self.shut = Some(Shut { busy, since, probe_at, pause });
+        self.probing = Some(Probing { at: now + spread(pause, rng), pause });
+        self.shut = Some(Shut { busy, since });
         true
     }
 
     /// A probe leaves.
     pub(super) fn probed(&mut self, now: Instant, rng: &mut impl Rng) {
-        if let Some(shut) = &mut self.shut {
-            shut.pause = (shut.pause * 2).min(LONGEST_PAUSE);
-            shut.probe_at = now + spread(shut.pause, rng);
+        if let Some(Probing { at, pause }) = &mut self.probing {
+            *pause = (*pause * 2).min(LONGEST_PAUSE);
+            *at = now + spread(*pause, rng);
         }
     }
 
     /// There are signs that the SA is back: the next probe leaves at `at` at the latest.
     pub(super) fn hurry(&mut self, at: Instant) {
-        if let Some(shut) = &mut self.shut {
-            shut.probe_at = shut.probe_at.min(at);
+        if let Some(probing) = &mut self.probing {
+            probing.at = probing.at.min(at);
         }
     }
 }

@@ -219,17 +219,19 @@ impl<R: Rng> Client<R> {
     fn set_sa(&mut self, port: PortIndex, sa: Option<Sa>) {
         let Some(sa) = sa else { return self.close(port) };
         let holds_until = self.now + random(self.config.start_spread, &mut self.rng);
+        // The state of the new SA is unknown. A silence lasts until something answers.
+        let gate = match self.tally(port).silence {
+            Some(_) => Gate::unproven(self.now, holds_until, &self.config),
+            None => Gate::new(self.now),
+        };
         match self.lanes.get_mut(&port) {
             Some(lane) if lane.sa == sa => return,
             Some(lane) => {
-                (lane.sa, lane.holds_until) = (sa, holds_until);
-                // The state of the new SA is unknown.
-                lane.gate = Gate::new(self.now);
+                (lane.sa, lane.holds_until, lane.gate) = (sa, holds_until, gate);
             }
             None => {
                 let window = Window::new(self.config.outstanding);
                 let turns = BTreeSet::new();
-                let gate = Gate::new(self.now);
                 let lane = Lane { sa, holds_until, window, gate, own: None, flights: 0, turns };
                 self.lanes.insert(port, lane);
             }
@@ -330,6 +332,7 @@ impl<R: Rng> Client<R> {
                 tally.answered_at = Some(self.now);
                 tally.answers += 1;
                 tally.took = tally.took.saturating_add(self.now.since(sent.at));
+                tally.silence = None;
             }
             if sent.to == lane.sa.lid && lane.gate.heard(self.now, sent.question) {
                 self.counters.count(Counter::Opened);
@@ -361,7 +364,7 @@ impl<R: Rng> Client<R> {
             self.expire(id);
         }
         let ready = |lane: &Lane| {
-            let is_due = lane.gate.shut().is_some_and(|shut| shut.probe_at <= self.now);
+            let is_due = lane.gate.probe_at().is_some_and(|at| at <= self.now);
             is_due && lane.turns.is_empty()
         };
         let to_probe: Vec<_> =
@@ -377,10 +380,10 @@ impl<R: Rng> Client<R> {
     /// When to call [`Self::handle_timeout`] next, and poll again.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let held = |lane: &Lane| {
-            let probe_at = lane.gate.shut().map(|shut| shut.probe_at);
-            let turn_at = (!lane.turns.is_empty()).then_some(lane.holds_until);
-            let at = probe_at.map_or(turn_at, |at| Some(at.max(lane.holds_until)));
-            at.filter(|&at| at > self.now)
+            let probe_at = lane.gate.probe_at().map(|at| at.max(lane.holds_until));
+            let has_turns = !lane.turns.is_empty() && lane.gate.shut().is_none();
+            let turn_at = has_turns.then_some(lane.holds_until);
+            probe_at.into_iter().chain(turn_at).filter(|&at| at > self.now).min()
         };
         let held = self.lanes.values().filter_map(held);
         held.chain(self.deadlines.next()).chain(self.losses.next()).min()
@@ -389,7 +392,7 @@ impl<R: Rng> Client<R> {
     /// The next MAD to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let is_ready = |lane: &Lane| {
-            let is_shut = lane.gate.shut().is_some_and(|shut| shut.probe_at > self.now);
+            let is_shut = lane.gate.shut().is_some() && lane.gate.probe_at() > Some(self.now);
             let has_room = |turn: &Turn| lane.window.has_room(turn.rank);
             lane.holds_until <= self.now && !is_shut && lane.turns.first().is_some_and(has_room)
         };
@@ -512,10 +515,13 @@ impl<R: Rng> Client<R> {
     }
 
     fn judge(&mut self, port: PortIndex) {
-        if let Some(lane) = self.lanes.get_mut(&port)
-            && lane.gate.judge(self.now, &self.config, &mut self.rng)
-        {
+        let Some(lane) = self.lanes.get_mut(&port) else { return };
+        if lane.gate.judge(self.now, &self.config, &mut self.rng) {
             self.counters.count(Counter::Shut);
+        }
+        if let Some(&shut) = lane.gate.shut() {
+            let silence = self.tallies.entry(port).or_default().silence.get_or_insert(shut);
+            silence.busy = shut.busy;
         }
     }
 
@@ -646,4 +652,7 @@ pub struct Tally {
     pub took: Duration,
     /// When an SA last answered, with anything but BUSY.
     pub answered_at: Option<Instant>,
+    /// The silence of the SA, which ends with its next answer: not with a change of the port or of
+    /// the SA, when questions are asked again.
+    pub silence: Option<Shut>,
 }

@@ -617,6 +617,28 @@ fn news_of_the_subnet_manager_probes_a_silent_sa_at_once() {
     assert_eq!(rig.client.load(PORT).shut, None);
 }
 
+#[test]
+fn silence_lasts_through_changes_of_the_port_until_an_answer() {
+    for answers in [false, true] {
+        let mut rig = Rig::warm(Config::default());
+        rig.ask(0);
+        serve(&mut rig, Duration::from_mins(1), |_| None);
+        let silence = rig.client.tally(PORT).silence;
+        assert!(silence.is_some());
+        // The port gets another SA, goes down and comes back.
+        for sa in [Some(sa(2)), None, Some(sa(3))] {
+            rig.client.handle_input(rig.now, Input::Sa { port: PORT, sa });
+            assert_eq!(rig.client.load(PORT).shut, None);
+            assert_eq!(rig.client.tally(PORT).silence, silence);
+        }
+        // No caller asks: the client finds out by itself.
+        let answer = Answer::Refused(Refusal::DENIED);
+        serve(&mut rig, Duration::from_mins(1), |_| answers.then_some(answer));
+        assert_eq!(rig.client.tally(PORT).silence, silence.filter(|_| !answers));
+        assert_eq!(rig.client.load(PORT).shut.is_some(), !answers);
+    }
+}
+
 /// Such as the ClassPortInfo of an SA that does not support it, and a path that it never answers:
 /// they fill the window.
 #[test]
@@ -749,7 +771,7 @@ proptest! {
         let mut all_sent: Vec<Transmit> = Vec::new();
         let mut seen: BTreeSet<Transaction> = BTreeSet::new();
         let mut next = 0;
-        let mut heard_at = None;
+        let (mut heard_at, mut was_silent) = (None, false);
         for op in ops {
             let pick = |which: u8| all_sent.get(usize::from(which) % all_sent.len().max(1)).cloned();
             match op {
@@ -815,6 +837,13 @@ proptest! {
             prop_assert!(held, "a MAD without a question");
             let own = rig.client.lanes.values().filter(|lane| lane.own.is_some()).count();
             prop_assert_eq!(rig.client.deadlines.len(), waiting.len() + own);
+            let silence = rig.client.tally(PORT).silence;
+            prop_assert!(silence.is_some() || load.shut.is_none(), "a silence is not told");
+            prop_assert!(silence.is_none_or(|silence| Some(silence.since) >= heard_at));
+            if heard_at < Some(rig.now) {
+                prop_assert!(silence.is_some() || !was_silent, "a silence ends with an answer");
+            }
+            was_silent = silence.is_some();
             let heard_at = heard_at.filter(|_| load.shut.is_some());
             prop_assert!(load.shut.is_none_or(|shut| Some(shut.since) >= heard_at));
         }

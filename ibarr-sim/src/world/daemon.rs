@@ -212,7 +212,7 @@ impl World {
             Inbox::Query(packet) => return self.answer(id, daemon, packet),
             Inbox::Port(facts) => {
                 if daemon.paths.is_told(now, facts.as_ref()) {
-                    daemon.monitor.forgets_sa();
+                    daemon.monitor.forgets_sa(facts.is_some());
                 }
                 let port = PORT;
                 resolver::Input::Paths(match facts.clone() {

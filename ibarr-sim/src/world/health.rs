@@ -15,7 +15,7 @@ use ibarr_proto::responder;
 use ibarr_proto::sa::Counter;
 
 use super::machine::Machine;
-use super::monitor::{Deaf, READY};
+use super::monitor::{Deaf, READY, Unproven};
 use super::network::IPOIB;
 use super::process::Daemon;
 use super::troubles::Trouble;
@@ -46,7 +46,7 @@ impl Daemon {
         let is_answer = self.unasked() == unasked && self.paths.sa_lid() == Some(from);
         match (answer, &mut self.monitor.deaf) {
             (Answer::Refused(refusal), Some(deaf)) if refusal.is_temporary() => deaf.busy = true,
-            (_, deaf) if is_answer => *deaf = None,
+            (_, deaf) if is_answer => (*deaf, self.monitor.unproven) = (None, None),
             _ => {}
         }
     }
@@ -150,12 +150,21 @@ impl World {
 
     fn check_report(&mut self, id: Id, daemon: &Daemon) {
         let (now, monitor) = (self.now, &daemon.monitor);
+        let silences = [Cause::SaSilent, Cause::SaBusy];
+        let tells_silence = silences.iter().any(|cause| monitor.tells(*cause));
+        if monitor.unproven == Some(Unproven::Must) && !tells_silence {
+            let text = "health says that the SA answers again, which it has not".to_owned();
+            self.claims.breaks(now, [Some(id), None], text);
+        }
         // What a machine cannot do for a while, it does later.
         let calm = self.machines[id].troubles.end().max(monitor.started + READY);
         if calm + LAG > now {
             return;
         }
         for (cause, why) in monitor.told() {
+            if silences.contains(&cause) && monitor.unproven.is_some() {
+                continue;
+            }
             let is_counted = matches!(cause, Cause::RequestsLost | Cause::MapFaults);
             // The daemon sees a rise of a count late, holds it, and sees its end late. A daemon that
             // was suspended sees the rise when it goes on.
@@ -173,7 +182,7 @@ impl World {
             let Some(since) = spell.and_then(|spell| spell.since) else { continue };
             // The worst that one fault does is told, and its lesser effects need not be.
             let same: &[Cause] = match cause {
-                Cause::SaSilent | Cause::SaBusy => &[Cause::SaSilent, Cause::SaBusy],
+                Cause::SaSilent | Cause::SaBusy => &silences,
                 Cause::LeaseEnded | Cause::NotAttached => {
                     &[Cause::NotLoaded, Cause::LeaseEnded, Cause::NotAttached]
                 }

@@ -20,6 +20,8 @@ pub(super) struct Monitor {
     pub(super) started: Instant,
     pub(super) nudging: Nudging,
     pub(super) deaf: Option<Deaf>,
+    /// The daemon's port or SA has changed while the SA was silent, and it has not answered since.
+    pub(super) unproven: Option<Unproven>,
     pub(super) spells: BTreeMap<Cause, Spell>,
     /// What the bug has kept.
     silence: Option<Silence>,
@@ -31,6 +33,15 @@ pub(super) struct Deaf {
     pub(super) since: Instant,
     pub(super) mads: u32,
     pub(super) busy: bool,
+}
+
+/// What the daemon says of an SA whose state is unknown.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Unproven {
+    /// It may say that the SA is silent, or not.
+    May,
+    /// It has said so, and must not say that the silence has ended.
+    Must,
 }
 
 /// When a cause was there: since when it is there now, and when it was last.
@@ -51,6 +62,7 @@ impl Monitor {
             started: now,
             nudging: Nudging::Works,
             deaf: None,
+            unproven: None,
             spells: BTreeMap::new(),
             silence: None,
         }
@@ -83,9 +95,12 @@ impl Monitor {
         deaf.mads += 1;
     }
 
-    /// The daemon knows nothing of its SA any more.
-    pub(super) fn forgets_sa(&mut self) {
-        self.deaf = None;
+    /// The daemon does not know any more what it has asked its SA. Without facts, the port has gone.
+    pub(super) fn forgets_sa(&mut self, has_port: bool) {
+        let was_deaf = self.deaf.take().is_some() || self.unproven.is_some();
+        let is_told = self.tells(Cause::SaSilent) || self.tells(Cause::SaBusy);
+        let unproven = if is_told && has_port { Unproven::Must } else { Unproven::May };
+        self.unproven = was_deaf.then_some(unproven);
     }
 
     pub(super) fn observe(&mut self, now: Instant, wrong: &[Cause]) {
