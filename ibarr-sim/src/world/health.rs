@@ -45,7 +45,11 @@ impl Daemon {
     pub(super) fn hears(&mut self, from: Lid, answer: &Answer, unasked: u64) {
         let is_answer = self.unasked() == unasked && self.paths.sa_lid() == Some(from);
         match (answer, &mut self.monitor.deaf) {
-            (Answer::Refused(refusal), Some(deaf)) if refusal.is_temporary() => deaf.busy = true,
+            (Answer::Refused(refusal), deaf) if refusal.is_temporary() => {
+                if let Some(deaf) = deaf {
+                    deaf.busy = true;
+                }
+            }
             (_, deaf) if is_answer => (*deaf, self.monitor.unproven) = (None, None),
             _ => {}
         }
