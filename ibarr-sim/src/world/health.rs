@@ -15,7 +15,7 @@ use ibarr_proto::responder;
 use ibarr_proto::sa::Counter;
 
 use super::machine::Machine;
-use super::monitor::{Deaf, READY, Unproven};
+use super::monitor::{Deaf, READY, SILENCES, Unproven};
 use super::network::IPOIB;
 use super::process::Daemon;
 use super::troubles::Trouble;
@@ -43,15 +43,11 @@ const TOLD: [Cause; 6] = [
 impl Daemon {
     /// A MAD of the SA has been handled; `unasked` counts those that answered nothing before.
     pub(super) fn hears(&mut self, from: Lid, answer: &Answer, unasked: u64) {
-        let is_answer = self.unasked() == unasked && self.paths.sa_lid() == Some(from);
-        match (answer, &mut self.monitor.deaf) {
-            (Answer::Refused(refusal), deaf) if refusal.is_temporary() => {
-                if let Some(deaf) = deaf {
-                    deaf.busy = true;
-                }
-            }
-            (_, deaf) if is_answer => (*deaf, self.monitor.unproven) = (None, None),
-            _ => {}
+        let is_busy = matches!(answer, Answer::Refused(refusal) if refusal.is_temporary());
+        if is_busy {
+            self.monitor.deaf = self.monitor.deaf.map(|deaf| Deaf { busy: true, ..deaf });
+        } else if self.unasked() == unasked && self.paths.sa_lid() == Some(from) {
+            (self.monitor.deaf, self.monitor.unproven) = (None, None);
         }
     }
 
@@ -154,9 +150,7 @@ impl World {
 
     fn check_report(&mut self, id: Id, daemon: &Daemon) {
         let (now, monitor) = (self.now, &daemon.monitor);
-        let silences = [Cause::SaSilent, Cause::SaBusy];
-        let tells_silence = silences.iter().any(|cause| monitor.tells(*cause));
-        if monitor.unproven == Some(Unproven::Must) && !tells_silence {
+        if monitor.unproven == Some(Unproven::Must) && !monitor.tells_silence() {
             let text = "health says that the SA answers again, which it has not".to_owned();
             self.claims.breaks(now, [Some(id), None], text);
         }
@@ -166,9 +160,6 @@ impl World {
             return;
         }
         for (cause, why) in monitor.told() {
-            if silences.contains(&cause) && monitor.unproven.is_some() {
-                continue;
-            }
             let is_counted = matches!(cause, Cause::RequestsLost | Cause::MapFaults);
             // The daemon sees a rise of a count late, holds it, and sees its end late. A daemon that
             // was suspended sees the rise when it goes on.
@@ -186,7 +177,7 @@ impl World {
             let Some(since) = spell.and_then(|spell| spell.since) else { continue };
             // The worst that one fault does is told, and its lesser effects need not be.
             let same: &[Cause] = match cause {
-                Cause::SaSilent | Cause::SaBusy => &silences,
+                Cause::SaSilent | Cause::SaBusy => &SILENCES,
                 Cause::LeaseEnded | Cause::NotAttached => {
                     &[Cause::NotLoaded, Cause::LeaseEnded, Cause::NotAttached]
                 }
@@ -222,7 +213,7 @@ impl World {
             add(Cause::LeaseEnded, is_served && left.is_zero());
             add(Cause::NotAttached, is_served && !is_on);
         }
-        if let Some(Deaf { since, mads, busy }) = daemon.monitor.deaf {
+        if let Some(Deaf { since, mads, busy, .. }) = daemon.monitor.deaf {
             let sa = &self.weather.config.paths.sa;
             let lasts = |patience| mads >= FEW && since + patience <= now;
             add(Cause::SaSilent, lasts(sa.longest_patience()));

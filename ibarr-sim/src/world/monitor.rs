@@ -12,6 +12,9 @@ use ibarr_proto::local_service::Nudged;
 use crate::bugs::Bug;
 use crate::dice::secs;
 
+/// The causes of an SA that does not answer.
+pub(super) const SILENCES: [Cause; 2] = [Cause::SaSilent, Cause::SaBusy];
+
 /// The health of a daemon, and what has happened to it.
 #[derive(Debug)]
 pub(super) struct Monitor {
@@ -33,6 +36,8 @@ pub(super) struct Deaf {
     pub(super) since: Instant,
     pub(super) mads: u32,
     pub(super) busy: bool,
+    /// Whether an assessment since then has told it.
+    pub(super) told: bool,
 }
 
 /// What the daemon says of an SA whose state is unknown.
@@ -91,29 +96,29 @@ impl Monitor {
 
     /// A MAD leaves.
     pub(super) fn asks(&mut self, now: Instant) {
-        let deaf = self.deaf.get_or_insert(Deaf { since: now, mads: 0, busy: false });
+        let deaf = self.deaf.get_or_insert(Deaf { since: now, mads: 0, busy: false, told: false });
         deaf.mads += 1;
     }
 
     /// The daemon does not know any more what it has asked its SA. Without facts, the port has gone.
     pub(super) fn forgets_sa(&mut self, has_port: bool) {
-        let was_deaf = self.deaf.take().is_some() || self.unproven.is_some();
-        let is_told = self.tells(Cause::SaSilent) || self.tells(Cause::SaBusy);
+        let deaf = self.deaf.take();
+        let was_deaf = deaf.is_some() || self.unproven.is_some();
+        let is_told = deaf.is_some_and(|deaf| deaf.told) || self.unproven == Some(Unproven::Must);
         let unproven = if is_told && has_port { Unproven::Must } else { Unproven::May };
         self.unproven = was_deaf.then_some(unproven);
     }
 
     pub(super) fn observe(&mut self, now: Instant, wrong: &[Cause]) {
-        for &cause in wrong {
+        // What may be told is not a spell that must be told.
+        let may_be_silent = if self.unproven.is_some() { &SILENCES[..] } else { &[] };
+        for &cause in wrong.iter().chain(may_be_silent) {
             let new = Spell { since: None, until: now };
             let spell = self.spells.entry(cause).or_insert(new);
-            spell.since.get_or_insert(now);
             spell.until = spell.until.max(now);
         }
         for (cause, spell) in &mut self.spells {
-            if !wrong.contains(cause) {
-                spell.since = None;
-            }
+            spell.since = wrong.contains(cause).then(|| spell.since.unwrap_or(now));
         }
     }
 
@@ -127,7 +132,15 @@ impl Monitor {
             }
         }
         self.health.assess(now, &facts);
+        let tells_silence = self.tells_silence();
+        if let Some(deaf) = &mut self.deaf {
+            deaf.told |= tells_silence;
+        }
         std::iter::from_fn(|| self.health.poll_event()).collect()
+    }
+
+    pub(super) fn tells_silence(&self) -> bool {
+        SILENCES.iter().any(|cause| self.tells(*cause))
     }
 
     pub(super) fn tells(&self, cause: Cause) -> bool {
