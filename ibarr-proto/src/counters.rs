@@ -17,6 +17,9 @@ pub trait Counter: Copy + Eq + fmt::Display + 'static {
 
     /// What it counts, for people: its doc lines.
     fn describe(self) -> &'static str;
+
+    /// Whether it counts what went wrong, was dropped, or was left to others.
+    fn is_error(self) -> bool;
 }
 
 /// One count for each `C`, initially zero, saturating.
@@ -67,14 +70,43 @@ impl<C: Counter> fmt::Debug for Counters<C> {
 }
 
 /// Makes an enumeration of counters: a [`Counter`] whose names are lower-case words joined by
-/// hyphens, each with doc lines that [`Counter::describe`] repeats. A counter without does not
-/// compile.
+/// hyphens, each with doc lines that [`Counter::describe`] repeats. A name stands in `error`, or in
+/// `normal` if a daemon that works counts there, too. A counter without either does not compile:
+///
+/// ```
+/// ibarr_proto::counters! {
+///     /// Of a shop.
+///     pub enum Counter {
+///         /// Customers.
+///         Customers = normal("customers"),
+///         /// Thefts.
+///         Thefts = error("thefts"),
+///     }
+/// }
+/// ```
+/// ```compile_fail
+/// ibarr_proto::counters! {
+///     /// Of a shop.
+///     pub enum Counter {
+///         /// Customers.
+///         Customers = normal("customers"),
+///         /// Thefts.
+///         Thefts = "thefts",
+///     }
+/// }
+/// ```
 #[macro_export]
 macro_rules! counters {
+    (@is_error normal) => {
+        false
+    };
+    (@is_error error) => {
+        true
+    };
     (
         $(#[$of_enum:meta])*
         pub enum $name:ident {
-            $($(#[doc = $doc:literal])+ $variant:ident = $text:literal,)+
+            $($(#[doc = $doc:literal])+ $variant:ident = $kind:ident($text:literal),)+
         }
     ) => {
         $(#[$of_enum])*
@@ -93,6 +125,12 @@ macro_rules! counters {
             fn describe(self) -> &'static str {
                 match self {
                     $(Self::$variant => concat!($($doc),+).trim_ascii_start(),)+
+                }
+            }
+
+            fn is_error(self) -> bool {
+                match self {
+                    $(Self::$variant => $crate::counters!(@is_error $kind),)+
                 }
             }
         }
@@ -116,9 +154,9 @@ mod tests {
         pub enum Fruit {
             /// Apples, whatever
             /// their colour.
-            Apple = "apple",
+            Apple = normal("apple"),
             /// Pears.
-            Pear = "ripe-pear",
+            Pear = error("ripe-pear"),
         }
     }
 
@@ -136,6 +174,14 @@ mod tests {
     fn description_is_the_doc_text_on_one_line() {
         assert_eq!(Fruit::Apple.describe(), "Apples, whatever their colour.");
         assert_eq!(Fruit::Pear.describe(), "Pears.");
+    }
+
+    #[test]
+    fn counter_says_whether_it_counts_errors() {
+        assert_eq!(
+            Fruit::ALL.iter().map(|fruit| fruit.is_error()).collect::<Vec<_>>(),
+            [false, true]
+        );
     }
 
     #[test]

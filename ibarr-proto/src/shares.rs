@@ -251,11 +251,11 @@ crate::counters! {
     /// Counters of all users' requests.
     pub enum Counter {
         /// Requests made.
-        Requests = "requests",
+        Requests = normal("requests"),
         /// Requests admitted, at once or after a wait.
-        Admitted = "admitted",
+        Admitted = normal("admitted"),
         /// Requests refused because their user, or all users, had too many in progress.
-        Refused = "refused",
+        Refused = error("refused"),
     }
 }
 

@@ -209,32 +209,32 @@ crate::counters! {
     /// Counters of the ACM service.
     pub enum Counter {
         /// Requests for paths.
-        Requests = "requests",
+        Requests = normal("requests"),
         /// Messages that are no request.
-        Illegal = "illegal",
+        Illegal = error("illegal"),
         /// Connections closed because there was no room, or the user had too many.
-        ClientsRefused = "clients-refused",
+        ClientsRefused = error("clients-refused"),
         /// Clients that did not read their replies, and lost their connections.
-        NotTaken = "not-taken",
+        NotTaken = error("not-taken"),
         /// Requests for paths that failed.
-        Failed = "failed",
+        Failed = error("failed"),
         /// Requests for a destination that does not exist, or to which there is no path.
-        NoData = "no-data",
+        NoData = error("no-data"),
         /// Requests for what is remembered, when nothing was.
-        NotRemembered = "not-remembered",
+        NotRemembered = normal("not-remembered"),
         /// Names that the system's resolver was asked for.
-        NamesAsked = "names-asked",
+        NamesAsked = normal("names-asked"),
         /// Names whose addresses were remembered.
-        NamesFromMemory = "names-from-memory",
+        NamesFromMemory = normal("names-from-memory"),
         /// Requests refused because too many names were being looked up.
-        NamesRefused = "names-refused",
+        NamesRefused = error("names-refused"),
         /// Destinations whose GID a peer has given.
-        AddressFromPeer = "address-from-peer",
+        AddressFromPeer = normal("address-from-peer"),
         /// Destinations whose GID was known.
-        AddressFromMemory = "address-from-memory",
+        AddressFromMemory = normal("address-from-memory"),
         /// Paths that an SA has given.
-        PathFromSa = "path-from-sa",
+        PathFromSa = normal("path-from-sa"),
         /// Paths that were remembered.
-        PathFromMemory = "path-from-memory",
+        PathFromMemory = normal("path-from-memory"),
     }
 }

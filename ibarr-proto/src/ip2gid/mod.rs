@@ -99,29 +99,29 @@ macro_rules! datagram_counters {
     (
         $(#[$of_enum:meta])*
         pub enum $name:ident {
-            $($(#[doc = $doc:literal])+ $variant:ident = $text:literal,)+
+            $($(#[doc = $doc:literal])+ $variant:ident = $kind:ident($text:literal),)+
         }
     ) => {
         $crate::counters! {
             $(#[$of_enum])*
             pub enum $name {
-                $($(#[doc = $doc])+ $variant = $text,)+
+                $($(#[doc = $doc])+ $variant = $kind($text),)+
                 /// Datagrams shorter than the lengths that they contain.
-                MalformedTruncated = "malformed-truncated",
+                MalformedTruncated = error("malformed-truncated"),
                 /// Datagrams with bytes after the message.
-                MalformedTrailingBytes = "malformed-trailing-bytes",
+                MalformedTrailingBytes = error("malformed-trailing-bytes"),
                 /// Datagrams of an unsupported version.
-                MalformedVersion = "malformed-version",
+                MalformedVersion = error("malformed-version"),
                 /// Datagrams with the wrong number of TLVs for their message.
-                MalformedTlvCount = "malformed-tlv-count",
+                MalformedTlvCount = error("malformed-tlv-count"),
                 /// Datagrams with a TLV that their message does not have.
-                MalformedTlvType = "malformed-tlv-type",
+                MalformedTlvType = error("malformed-tlv-type"),
                 /// Datagrams with a TLV of the wrong length for its type.
-                MalformedTlvLength = "malformed-tlv-length",
+                MalformedTlvLength = error("malformed-tlv-length"),
                 /// Datagrams about an address that no interface can have.
-                MalformedTarget = "malformed-target",
+                MalformedTarget = error("malformed-target"),
                 /// Datagrams with a GID that does not name a port.
-                MalformedGid = "malformed-gid",
+                MalformedGid = error("malformed-gid"),
             }
         }
 

@@ -161,26 +161,26 @@ super::datagram_counters! {
     /// Results for datagrams at the server's port.
     pub enum Counter {
         /// Queries answered with a GID.
-        Answered = "answered",
+        Answered = normal("answered"),
         /// Queries answered with a negative reply.
-        AnsweredNegative = "answered-negative",
+        AnsweredNegative = normal("answered-negative"),
         /// Queries for the destination address, which has no GID.
-        NoGid = "no-gid",
+        NoGid = error("no-gid"),
         /// Queries for another address of this node than the destination; they get a negative
         /// reply.
-        OtherAddress = "other-address",
+        OtherAddress = error("other-address"),
         /// Queries sent to an address that is not of this node.
-        DestinationNotOurs = "destination-not-ours",
+        DestinationNotOurs = error("destination-not-ours"),
         /// Queries from port 0.
-        SourcePort = "source-port",
+        SourcePort = error("source-port"),
         /// Queries from an address that is not unicast.
-        SourceNotUnicast = "source-not-unicast",
+        SourceNotUnicast = error("source-not-unicast"),
         /// Queries from a loopback address.
-        SourceLoopback = "source-loopback",
+        SourceLoopback = error("source-loopback"),
         /// Queries from an address of this node that this host did not send to itself.
-        SourceOurs = "source-ours",
+        SourceOurs = error("source-ours"),
         /// Queries from sources outside `allow`.
-        SourceNotAllowed = "source-not-allowed",
+        SourceNotAllowed = error("source-not-allowed"),
     }
 }
 

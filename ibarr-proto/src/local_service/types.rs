@@ -296,108 +296,108 @@ crate::counters! {
     /// under [`Counter::Requests`] and, when it ends, once under one of the nine that follow.
     pub enum Counter {
         /// Address requests; repetitions by the kernel do not count.
-        Requests = "requests",
+        Requests = normal("requests"),
         /// Requests for an address of this node.
-        AnsweredLocal = "answered-local",
+        AnsweredLocal = normal("answered-local"),
         /// Requests answered from the cache.
-        AnsweredCache = "answered-cache",
+        AnsweredCache = normal("answered-cache"),
         /// Requests answered after asking a peer.
-        AnsweredPeer = "answered-peer",
+        AnsweredPeer = normal("answered-peer"),
         /// Requests dropped: the address has no GID.
-        NotFound = "given-up-not-found",
+        NotFound = error("given-up-not-found"),
         /// Requests dropped: no peer answered.
-        TimedOut = "given-up-timed-out",
+        TimedOut = error("given-up-timed-out"),
         /// Requests dropped: there is no route to the address.
-        Unreachable = "given-up-unreachable",
+        Unreachable = error("given-up-unreachable"),
         /// Requests dropped: a bound was reached.
-        Overloaded = "given-up-overloaded",
+        Overloaded = error("given-up-overloaded"),
         /// Requests replaced by another one with the same number; the kernel has forgotten the
         /// first.
-        Superseded = "superseded",
+        Superseded = normal("superseded"),
         /// Requests that were waiting when the daemon ended or the socket was lost.
-        Abandoned = "abandoned",
+        Abandoned = error("abandoned"),
         /// Requests dropped because too many waited, or dropped to make room.
-        RequestsFull = "requests-full",
+        RequestsFull = error("requests-full"),
         /// Repetitions of a waiting request.
-        DuplicatesWaiting = "duplicates-waiting",
+        DuplicatesWaiting = normal("duplicates-waiting"),
         /// Repetitions of an answered request, answered from memory.
-        DuplicatesAnswered = "duplicates-answered",
+        DuplicatesAnswered = normal("duplicates-answered"),
         /// Answers forgotten early, to make room.
-        MemoryEvicted = "memory-evicted",
+        MemoryEvicted = error("memory-evicted"),
         /// Answers sent again after a delay: nudges are off, or two answers had been lost.
-        AnswersRepeated = "answers-repeated",
+        AnswersRepeated = error("answers-repeated"),
         /// Answers that waited for room in the socket until the deadline.
-        AnswersLate = "answers-late",
+        AnswersLate = error("answers-late"),
         /// Nudges begun, each for the answers before it.
-        Nudges = "nudges",
+        Nudges = normal("nudges"),
         /// Repetitions of a nudge, in case it came too early.
-        NudgesRepeated = "nudges-repeated",
+        NudgesRepeated = normal("nudges-repeated"),
         /// Nudges and repetitions postponed, usually because the kernel was asking.
-        NudgesPostponed = "nudges-postponed",
+        NudgesPostponed = normal("nudges-postponed"),
         /// Nudges that failed.
-        NudgesFailed = "nudges-failed",
+        NudgesFailed = error("nudges-failed"),
         /// Well-formed path requests. Each is counted, when it ends, once under one of the ten that
         /// follow.
-        PathRequests = "path-requests",
+        PathRequests = normal("path-requests"),
         /// Path requests answered with a path.
-        PathsAnswered = "paths-answered",
+        PathsAnswered = normal("paths-answered"),
         /// Path requests answered without a path.
-        PathsNone = "paths-none",
+        PathsNone = error("paths-none"),
         /// Path requests that the kernel was told to ask the SA about: their port is not known to
         /// the daemon.
-        PathsUnknown = "paths-unknown",
+        PathsUnknown = error("paths-unknown"),
         /// The same: their port has no SA.
-        PathsNoSa = "paths-no-sa",
+        PathsNoSa = error("paths-no-sa"),
         /// The same: the SA knows no path.
-        PathsNoRecord = "paths-no-record",
+        PathsNoRecord = error("paths-no-record"),
         /// The same: the SA was silent.
-        PathsSilent = "paths-silent",
+        PathsSilent = error("paths-silent"),
         /// The same: the SA was busy.
-        PathsBusy = "paths-busy",
+        PathsBusy = error("paths-busy"),
         /// The same: the SA refused, or its answer was illegal.
-        PathsRefused = "paths-refused",
+        PathsRefused = error("paths-refused"),
         /// The same: a bound was reached.
-        PathsOverloaded = "paths-overloaded",
+        PathsOverloaded = error("paths-overloaded"),
         /// Path requests that failed without an answer of the SA, because the kernel was recently
         /// left to ask the SA about another one.
-        PathsSpared = "paths-spared",
+        PathsSpared = error("paths-spared"),
         /// Path requests that ended because the daemon ended, the kernel had forgotten the request,
         /// or the socket was lost.
-        PathsAbandoned = "paths-abandoned",
+        PathsAbandoned = error("paths-abandoned"),
         /// Malformed path requests, which the kernel was told to ask the SA about; the reason is
         /// counted below.
-        PathsMalformed = "paths-malformed",
+        PathsMalformed = error("paths-malformed"),
         /// Path requests not answered because the socket had no room for too long.
-        PathsFull = "paths-full",
+        PathsFull = error("paths-full"),
         /// Datagrams sent by another process.
-        NotFromKernel = "not-from-kernel",
+        NotFromKernel = error("not-from-kernel"),
         /// Messages that are not requests.
-        NotARequest = "not-a-request",
+        NotARequest = error("not-a-request"),
         /// Messages with an unknown operation.
-        UnknownOperation = "unknown-operation",
+        UnknownOperation = error("unknown-operation"),
         /// Messages of ours that the kernel confirmed (kernels before 5.6).
-        Confirmations = "confirmations",
+        Confirmations = normal("confirmations"),
         /// Messages of ours that the kernel refused.
-        Refusals = "refusals",
+        Refusals = error("refusals"),
         /// Datagrams longer than any request.
-        DatagramsCut = "datagrams-cut",
+        DatagramsCut = error("datagrams-cut"),
         /// Times that the socket's buffer was full. The kernel repeats lost requests after a nudge.
-        Overruns = "overruns",
+        Overruns = error("overruns"),
         /// Messages shorter than the lengths that they contain.
-        MalformedTruncated = "malformed-truncated",
+        MalformedTruncated = error("malformed-truncated"),
         /// Messages with an attribute of the wrong length.
-        MalformedAttributeLength = "malformed-attribute-length",
+        MalformedAttributeLength = error("malformed-attribute-length"),
         /// Requests without a required attribute.
-        MalformedAttributeMissing = "malformed-attribute-missing",
+        MalformedAttributeMissing = error("malformed-attribute-missing"),
         /// Requests with the same attribute, or one of the same meaning, twice.
-        MalformedAttributeRepeated = "malformed-attribute-repeated",
+        MalformedAttributeRepeated = error("malformed-attribute-repeated"),
         /// Requests with an unknown attribute that must not be skipped.
-        MalformedAttributeMandatory = "malformed-attribute-mandatory",
+        MalformedAttributeMandatory = error("malformed-attribute-mandatory"),
         /// Requests with an illegal value of an interface, device, port, use of paths, GID,
         /// partition or class of service.
-        MalformedValue = "malformed-value",
+        MalformedValue = error("malformed-value"),
         /// Requests for an address that no interface can have.
-        MalformedTarget = "malformed-target",
+        MalformedTarget = error("malformed-target"),
     }
 }
 

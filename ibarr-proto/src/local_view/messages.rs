@@ -194,32 +194,32 @@ crate::counters! {
     /// Counters of the view.
     pub enum Counter {
         /// Dumps that took effect.
-        DumpsDone = "dumps-done",
+        DumpsDone = normal("dumps-done"),
         /// Dumps replaced by another before they were done.
-        DumpsAbandoned = "dumps-abandoned",
+        DumpsAbandoned = error("dumps-abandoned"),
         /// Dumps discarded because more entries than fit had events meanwhile.
-        DumpsSpoiled = "dumps-spoiled",
+        DumpsSpoiled = error("dumps-spoiled"),
         /// Dumps that did not arrive in time.
-        DumpsOverdue = "dumps-overdue",
+        DumpsOverdue = error("dumps-overdue"),
         /// Entries and ends of dumps that were not in progress.
-        ListedOutsideDump = "listed-outside-dump",
+        ListedOutsideDump = error("listed-outside-dump"),
         /// Links dropped for lack of room.
-        LinksRefused = "links-refused",
+        LinksRefused = error("links-refused"),
         /// Addresses dropped for lack of room.
-        AddressesRefused = "addresses-refused",
+        AddressesRefused = error("addresses-refused"),
         /// Times that an address got different GIDs on several interfaces.
-        Contested = "contested",
+        Contested = error("contested"),
         /// Dumps of routes that took effect.
-        RouteDumpsDone = "route-dumps-done",
+        RouteDumpsDone = normal("route-dumps-done"),
         /// Dumps of routes that did not arrive in time.
-        RouteDumpsOverdue = "route-dumps-overdue",
+        RouteDumpsOverdue = error("route-dumps-overdue"),
         /// Times that there were more routes than the limit.
-        RoutesTooMany = "routes-too-many",
+        RoutesTooMany = error("routes-too-many"),
         /// Dumps of neighbours that took effect.
-        NeighbourDumpsDone = "neighbour-dumps-done",
+        NeighbourDumpsDone = normal("neighbour-dumps-done"),
         /// Dumps of neighbours that did not arrive in time.
-        NeighbourDumpsOverdue = "neighbour-dumps-overdue",
+        NeighbourDumpsOverdue = error("neighbour-dumps-overdue"),
         /// Neighbours dropped for lack of room.
-        NeighboursRefused = "neighbours-refused",
+        NeighboursRefused = error("neighbours-refused"),
     }
 }

@@ -413,81 +413,81 @@ crate::counters! {
     /// and, when it ends, once under one of the eleven that follow.
     pub enum Counter {
         /// Requests made.
-        Requests = "requests",
+        Requests = normal("requests"),
         /// Requests answered with a path from the cache, without a question to the SA.
-        FoundCache = "found-cache",
+        FoundCache = normal("found-cache"),
         /// Requests answered with a path in doubt from the cache, because the SA was to be spared
         /// or did not answer.
-        FoundDoubted = "found-doubted",
+        FoundDoubted = error("found-doubted"),
         /// Requests answered with a path from the SA.
-        FoundSa = "found-sa",
+        FoundSa = normal("found-sa"),
         /// Requests for which the cache knew that there is no path.
-        NoRecordCache = "no-record-cache",
+        NoRecordCache = error("no-record-cache"),
         /// Requests for which the SA knew no path.
-        NoRecordSa = "no-record-sa",
+        NoRecordSa = error("no-record-sa"),
         /// Requests that the SA refused, or answered with an illegal record.
-        Refused = "refused",
+        Refused = error("refused"),
         /// Requests that the SA did not answer in time.
-        Silent = "silent",
+        Silent = error("silent"),
         /// Requests that ended because the SA was busy.
-        Busy = "busy",
+        Busy = error("busy"),
         /// Requests by a port that does not exist.
-        UnknownPort = "unknown-port",
+        UnknownPort = error("unknown-port"),
         /// Requests by a port without an SA.
-        NoSa = "no-sa",
+        NoSa = error("no-sa"),
         /// Requests refused because a bound was reached.
-        Overloaded = "overloaded",
+        Overloaded = error("overloaded"),
         /// Requests that joined a question in flight.
-        Joined = "joined",
+        Joined = normal("joined"),
         /// Requests without an answer that were left to the kernel.
-        Fallbacks = "fallbacks",
+        Fallbacks = error("fallbacks"),
         /// Such requests that were not left to the kernel, because another one was recently.
-        FallbacksSpared = "fallbacks-spared",
+        FallbacksSpared = error("fallbacks-spared"),
         /// Questions asked again before their answer expired.
-        Refreshes = "refreshes",
+        Refreshes = normal("refreshes"),
         /// Answers asked for again without a reason for doubt, to see whether they have changed.
-        Canaries = "canaries",
+        Canaries = normal("canaries"),
         /// Answers in doubt that were asked for again.
-        DoubtsAsked = "doubts-asked",
+        DoubtsAsked = normal("doubts-asked"),
         /// Answers of the SA about another path than the requested one.
-        WrongPath = "wrong-path",
+        WrongPath = error("wrong-path"),
         /// Answers dropped before their expiry, to make room.
-        Evicted = "evicted",
+        Evicted = error("evicted"),
         /// Answers taken over from an earlier daemon.
-        Restored = "restored",
+        Restored = normal("restored"),
         /// Answers taken over from a file of the administrator.
-        Preloaded = "preloaded",
+        Preloaded = normal("preloaded"),
         /// Answers of an earlier daemon or of a file that were dropped: their port has changed, or did
         /// not come up.
-        NotRestored = "not-restored",
+        NotRestored = error("not-restored"),
         /// Events of ports that the kernel reported.
-        Events = "events",
+        Events = normal("events"),
         /// Times that all answers of a port came into doubt because the port changed or the kernel
         /// reported an event.
-        Doubts = "doubts",
+        Doubts = normal("doubts"),
         /// Times that all answers of a port came into doubt because IPoIB asked again for a path
         /// that it had got.
-        AskedAgain = "asked-again",
+        AskedAgain = normal("asked-again"),
         /// Times that all answers of a port came into doubt because the SA gave a GID another LID
         /// than before, or a question another answer.
-        Contradicted = "contradicted",
+        Contradicted = error("contradicted"),
         /// Requests to an SA to begin or end a subscription to a trap.
-        Informs = "informs",
+        Informs = normal("informs"),
         /// Such requests that the SA did not confirm.
-        InformsFailed = "informs-failed",
+        InformsFailed = error("informs-failed"),
         /// Reports received from the SA.
-        Reports = "reports",
+        Reports = normal("reports"),
         /// Reports about a GID with a remembered answer, which came into doubt.
-        ReportsDoubted = "reports-doubted",
+        ReportsDoubted = normal("reports-doubted"),
         /// Reports about a GID without a remembered answer.
-        ReportsUnknown = "reports-unknown",
+        ReportsUnknown = normal("reports-unknown"),
         /// Reports about traps without a subscription, or with illegal contents.
-        ReportsOther = "reports-other",
+        ReportsOther = error("reports-other"),
         /// Reports not answered because too many answers waited; the SA sends them again.
-        ReportsDropped = "reports-dropped",
+        ReportsDropped = error("reports-dropped"),
         /// Reports from a LID other than the SA's.
-        ReportsWrongLid = "reports-wrong-lid",
+        ReportsWrongLid = error("reports-wrong-lid"),
         /// Times that all answers of a port became wrong.
-        Voided = "voided",
+        Voided = error("voided"),
     }
 }

@@ -103,24 +103,24 @@ crate::counters! {
     /// Counters of the BPF responder.
     pub enum Counter {
         /// Programs that were attached, or replaced older ones.
-        Attached = "attached",
+        Attached = normal("attached"),
         /// Programs that were attached and then found missing: another process has removed them, or
         /// the interface was replaced.
-        Lost = "lost",
+        Lost = error("lost"),
         /// How often the programs could not be loaded.
-        NotLoaded = "not-loaded",
+        NotLoaded = error("not-loaded"),
         /// Interfaces on which no program could be attached.
-        NotAttached = "not-attached",
+        NotAttached = error("not-attached"),
         /// How often a map or pin could not be changed. Programs answer nothing until all maps are
         /// correct again.
-        Faults = "faults",
+        Faults = error("faults"),
         /// How often the map of peers' answers could not be changed; the next daemon asks these
         /// peers again.
-        MirrorFaults = "mirror-faults",
+        MirrorFaults = error("mirror-faults"),
         /// How often the lease was renewed.
-        LeaseRenewals = "lease-renewals",
+        LeaseRenewals = normal("lease-renewals"),
         /// How often the lease was due but the local view was too old.
-        LeaseWithheld = "lease-withheld",
+        LeaseWithheld = error("lease-withheld"),
     }
 }
 

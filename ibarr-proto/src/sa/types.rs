@@ -192,64 +192,64 @@ crate::counters! {
     /// when it ends, once under one of the eight that follow.
     pub enum Counter {
         /// Questions to ask the SA.
-        Questions = "questions",
+        Questions = normal("questions"),
         /// Questions answered with a path, with capabilities, or with a confirmation.
-        Answered = "answered",
+        Answered = normal("answered"),
         /// Questions for which the SA has no record.
-        NoRecord = "no-record",
+        NoRecord = error("no-record"),
         /// Questions that the SA refused for another reason.
-        Refused = "refused",
+        Refused = error("refused"),
         /// Questions with an illegal answer.
-        Unusable = "unusable",
+        Unusable = error("unusable"),
         /// Questions that ended because the SA was busy.
-        Busy = "busy",
+        Busy = error("busy"),
         /// Questions that were not answered in time.
-        Silent = "silent",
+        Silent = error("silent"),
         /// Questions by a port without an SA.
-        NoSa = "no-sa",
+        NoSa = error("no-sa"),
         /// Questions refused because too many waited.
-        Overloaded = "overloaded",
+        Overloaded = error("overloaded"),
         /// MADs sent for the first time.
-        Queries = "queries",
+        Queries = normal("queries"),
         /// MADs sent again because there was no answer.
-        Resends = "resends",
+        Resends = error("resends"),
         /// MADs sent again because the SA was busy.
-        ResendsBusy = "resends-busy",
+        ResendsBusy = error("resends-busy"),
         /// MADs sent again because the SA has changed.
-        ResendsMoved = "resends-moved",
+        ResendsMoved = error("resends-moved"),
         /// Questions whose deadline passed before their turn.
-        NeverSent = "never-sent",
+        NeverSent = error("never-sent"),
         /// MADs sent to find out whether an SA answers at all.
-        Probes = "probes",
+        Probes = normal("probes"),
         /// Questions answered at once because the SA was known to be silent or busy.
-        AtOnce = "at-once",
+        AtOnce = error("at-once"),
         /// Times that an SA was recognized as silent or busy.
-        Shut = "shut",
+        Shut = error("shut"),
         /// Times that such an SA answered again.
-        Opened = "opened",
+        Opened = normal("opened"),
         /// MADs that could not be sent.
-        NotSent = "not-sent",
+        NotSent = error("not-sent"),
         /// MADs that the kernel returned unanswered.
-        Unanswered = "unanswered",
+        Unanswered = error("unanswered"),
         /// Answers to a question that had ended.
-        Late = "late",
+        Late = error("late"),
         /// Answers that match no question, or one that ended long ago.
-        Unasked = "unasked",
+        Unasked = error("unasked"),
         /// Answers from a LID other than the one asked.
-        WrongLid = "wrong-lid",
+        WrongLid = error("wrong-lid"),
         /// Answers of an SA that it was busy.
-        BusyAnswers = "busy-answers",
+        BusyAnswers = error("busy-answers"),
         /// Answers of an SA with a redirection. It is not followed: OpenSM never redirects, and the
         /// kernel, which asks when we refuse, does not follow it either.
-        Redirects = "redirects",
+        Redirects = error("redirects"),
         /// MADs shorter than their required fields.
-        MalformedTruncated = "malformed-truncated",
+        MalformedTruncated = error("malformed-truncated"),
         /// MADs of an unsupported version.
-        MalformedVersion = "malformed-version",
+        MalformedVersion = error("malformed-version"),
         /// MADs of another class, or with another method or attribute than an answer to us.
-        MalformedKind = "malformed-kind",
+        MalformedKind = error("malformed-kind"),
         /// Answers with an illegal GID, LID or partition.
-        MalformedValue = "malformed-value",
+        MalformedValue = error("malformed-value"),
     }
 }
 

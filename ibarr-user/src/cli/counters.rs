@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::{Daemon, Exit, ask, print};
 use crate::control::messages::{Body, Failure, FailureKind, Request};
-use crate::engine::descriptions;
+use crate::engine::{Description, descriptions};
 
 #[derive(Args, Debug)]
 pub(super) struct CountersArgs {
@@ -33,7 +33,8 @@ pub(super) fn run(args: &CountersArgs) -> Exit {
         if descriptions.is_empty() {
             return ask::fail(unknown(args), json);
         }
-        let descriptions = descriptions.into_iter().map(|(name, text)| (name, text.to_owned()));
+        let text = |(name, description): (_, Description)| (name, description.text.to_owned());
+        let descriptions = descriptions.into_iter().map(text);
         return show(json, Body::Descriptions { descriptions: descriptions.collect() });
     }
     let mut counters = match args.daemon.ask(&Request::Counters) {
@@ -118,7 +119,7 @@ mod tests {
         let all: Vec<_> = descriptions().collect();
         let names: std::collections::BTreeSet<_> = all.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), all.len());
-        for (name, text) in all {
+        for (name, Description { text, .. }) in all {
             assert!(
                 text.ends_with('.') && text.len() > 10 && !text.contains("[`"),
                 "{name}: {text}"

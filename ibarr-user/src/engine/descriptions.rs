@@ -10,8 +10,17 @@ use ibarr_proto::{acm, local_service, local_view, paths, responder, sa, shares};
 
 use crate::{bpf, transport};
 
-/// Every counter, with its description in a sentence or more.
-pub fn descriptions() -> impl Iterator<Item = (String, &'static str)> {
+/// What a counter counts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Description {
+    /// In a sentence or more.
+    pub text: &'static str,
+    /// Whether it counts what went wrong, was dropped, or was left to others.
+    pub is_error: bool,
+}
+
+/// Every counter.
+pub fn descriptions() -> impl Iterator<Item = (String, Description)> {
     let of_users = shares::Kind::ALL.into_iter().flat_map(|kind| {
         of::<shares::Counter>().map(move |(name, text)| (format!("users.{kind}.{name}"), text))
     });
@@ -30,59 +39,79 @@ pub fn descriptions() -> impl Iterator<Item = (String, &'static str)> {
         .chain(under::<responder::Counter>("responder"))
         .chain(of_programs)
         .chain(of::<transport::Counter>())
-        .chain(OTHERS.map(|(name, text)| (name.to_owned(), text)))
+        .chain(OTHERS.map(|(name, description)| (name.to_owned(), description)))
 }
 
 /// Counters that are kept elsewhere than in [`ibarr_proto::counters::Counters`].
-const OTHERS: [(&str, &str); 3] = [
+const OTHERS: [(&str, Description); 3] = [
     (
         "log.dropped",
-        "Lines of the log that were lost: its place was full, closed, or read too slowly.",
+        error("Lines of the log that were lost: its place was full, closed, or read too slowly."),
     ),
     (
         "transport.query-dropped",
-        "Queries of peers that the kernel dropped at the server sockets, because there was no room or they were damaged.",
+        error(
+            "Queries of peers that the kernel dropped at the server sockets, because there was no room or they were damaged.",
+        ),
     ),
     (
         "transport.reply-not-received",
-        "Replies of peers that the kernel dropped at the query sockets, because there was no room.",
+        error(
+            "Replies of peers that the kernel dropped at the query sockets, because there was no room.",
+        ),
     ),
 ];
 
-fn under<C: Counter>(prefix: &'static str) -> impl Iterator<Item = (String, &'static str)> {
-    of::<C>().map(move |(name, text)| (format!("{prefix}.{name}"), text))
+const fn normal(text: &'static str) -> Description {
+    Description { text, is_error: false }
 }
 
-fn of<C: Counter>() -> impl Iterator<Item = (String, &'static str)> {
-    C::ALL.iter().map(|counter| (counter.to_string(), counter.describe()))
+const fn error(text: &'static str) -> Description {
+    Description { text, is_error: true }
+}
+
+fn under<C: Counter>(prefix: &'static str) -> impl Iterator<Item = (String, Description)> {
+    of::<C>().map(move |(name, description)| (format!("{prefix}.{name}"), description))
+}
+
+fn of<C: Counter>() -> impl Iterator<Item = (String, Description)> {
+    let describe = |counter: &C| {
+        let (text, is_error) = (counter.describe(), counter.is_error());
+        (counter.to_string(), Description { text, is_error })
+    };
+    C::ALL.iter().map(describe)
 }
 
 /// As at [`Reason`], about packets that may be a query.
-fn of_reason(reason: Reason) -> &'static str {
+fn of_reason(reason: Reason) -> Description {
     match reason {
-        Reason::Answered => "Queries answered (tc, xdp), or passed to the daemon (guard).",
-        Reason::LeaseOver => "Queries passed on because the daemon's lease had ended.",
-        Reason::InterfaceOff => "Queries passed on because answering is off on their interface.",
-        Reason::OtherHost => "Queries that were not addressed to this host at the link layer.",
-        Reason::Vlan => "Queries with a VLAN tag.",
+        Reason::Answered => normal("Queries answered (tc, xdp), or passed to the daemon (guard)."),
+        Reason::LeaseOver => error("Queries passed on because the daemon's lease had ended."),
+        Reason::InterfaceOff => {
+            error("Queries passed on because answering is off on their interface.")
+        }
+        Reason::OtherHost => {
+            error("Queries that were not addressed to this host at the link layer.")
+        }
+        Reason::Vlan => error("Queries with a VLAN tag."),
         Reason::IpHeader => {
-            "Queries whose IP header has options, is of a fragment, or is malformed."
+            error("Queries whose IP header has options, is of a fragment, or is malformed.")
         }
-        Reason::UdpHeader => "Queries whose UDP header does not fit the datagram.",
+        Reason::UdpHeader => error("Queries whose UDP header does not fit the datagram."),
         Reason::Checksum => {
-            "Queries whose UDP checksum is wrong, missing over IPv6, or not yet filled in."
+            error("Queries whose UDP checksum is wrong, missing over IPv6, or not yet filled in.")
         }
-        Reason::Malformed => "Datagrams to the port that are no legal query.",
-        Reason::Destination => "Queries for another address than their destination.",
-        Reason::Source => {
-            "Queries whose source cannot ask: not unicast, loopback, one of this node's addresses, or port 0."
-        }
-        Reason::NotAllowed => "Queries whose source is not in `allow`.",
-        Reason::Unknown => "Queries for an address that is not in the GID cache.",
-        Reason::Replaced => "Queries that found their entry while it was being replaced.",
-        Reason::NoRoute => {
-            "Queries whose route back leaves by another interface, or is not known to the program."
-        }
-        Reason::NoRoom => "Queries for whose reply the kernel had no room.",
+        Reason::Malformed => error("Datagrams to the port that are no legal query."),
+        Reason::Destination => error("Queries for another address than their destination."),
+        Reason::Source => error(
+            "Queries whose source cannot ask: not unicast, loopback, one of this node's addresses, or port 0.",
+        ),
+        Reason::NotAllowed => error("Queries whose source is not in `allow`."),
+        Reason::Unknown => error("Queries for an address that is not in the GID cache."),
+        Reason::Replaced => error("Queries that found their entry while it was being replaced."),
+        Reason::NoRoute => error(
+            "Queries whose route back leaves by another interface, or is not known to the program.",
+        ),
+        Reason::NoRoom => error("Queries for whose reply the kernel had no room."),
     }
 }

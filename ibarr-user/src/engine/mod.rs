@@ -44,7 +44,7 @@ use tokio::task::yield_now;
 use tracing::{error, info};
 
 use self::acm::Acm;
-pub use self::descriptions::descriptions;
+pub use self::descriptions::{Description, descriptions};
 use self::events::Hearing;
 use self::inputs::{Input, Inputs};
 use self::kernel::Kernel;

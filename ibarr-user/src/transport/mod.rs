@@ -77,86 +77,86 @@ ibarr_proto::counters! {
     pub enum Counter {
         /// Queries that were not sent, because the kernel refused them or the send buffer was full;
         /// the schedule repeats them.
-        QueryNotSent = "transport.query-not-sent",
+        QueryNotSent = error("transport.query-not-sent"),
         /// Replies that the kernel refused to send, for example because it has no route.
-        ReplyNotSent = "transport.reply-not-sent",
+        ReplyNotSent = error("transport.reply-not-sent"),
         /// Datagrams for our query sockets that the engine had no room for.
-        ReplyDropped = "transport.reply-dropped",
+        ReplyDropped = error("transport.reply-dropped"),
         /// ICMP errors about ports that the engine had no room for.
-        RefusalDropped = "transport.refusal-dropped",
+        RefusalDropped = error("transport.refusal-dropped"),
         /// Failed calls of recvmsg(2).
-        ReceiveFailed = "transport.receive-failed",
+        ReceiveFailed = error("transport.receive-failed"),
         /// Sockets for our own queries that could not be opened.
-        SocketNotOpened = "transport.socket-not-opened",
+        SocketNotOpened = error("transport.socket-not-opened"),
         /// Messages to the kernel that had to wait for room in the socket.
-        LocalServiceBlocked = "transport.local-service-blocked",
+        LocalServiceBlocked = error("transport.local-service-blocked"),
         /// Messages that the socket to the kernel refused.
-        LocalServiceNotSent = "transport.local-service-not-sent",
+        LocalServiceNotSent = error("transport.local-service-not-sent"),
         /// MADs that a umad device did not take.
-        MadNotSent = "umad.not-sent",
+        MadNotSent = error("umad.not-sent"),
         /// How often a umad device was lost.
-        UmadLost = "umad.lost",
+        UmadLost = error("umad.lost"),
         /// Messages from a umad device for another agent.
-        UmadAgent = "umad.other-agent",
+        UmadAgent = error("umad.other-agent"),
         /// Messages from a umad device that are too short.
-        UmadTruncated = "umad.malformed-truncated",
+        UmadTruncated = error("umad.malformed-truncated"),
         /// MADs that a umad device returned as unanswered and that are malformed.
-        UmadMalformed = "umad.malformed",
+        UmadMalformed = error("umad.malformed"),
         /// Snapshots of paths that were written completely.
-        SnapshotWritten = "snapshot.written",
+        SnapshotWritten = normal("snapshot.written"),
         /// Snapshots of paths that could not be written; the previous one is kept.
-        SnapshotNotWritten = "snapshot.not-written",
+        SnapshotNotWritten = error("snapshot.not-written"),
         /// Files that are not a snapshot of paths, or are damaged.
-        SnapshotRefused = "snapshot.refused",
+        SnapshotRefused = error("snapshot.refused"),
         /// Events about links, addresses, routes and policy rules.
-        RtnetlinkEvent = "rtnetlink.event",
+        RtnetlinkEvent = normal("rtnetlink.event"),
         /// Dumps that were complete, and passed on.
-        RtnetlinkDump = "rtnetlink.dump",
+        RtnetlinkDump = normal("rtnetlink.dump"),
         /// Dumps during which the kernel's tables changed (`NLM_F_DUMP_INTR`); each is repeated.
-        RtnetlinkDumpInterrupted = "rtnetlink.dump-interrupted",
+        RtnetlinkDumpInterrupted = error("rtnetlink.dump-interrupted"),
         /// Dumps during which events were lost; each is repeated.
-        RtnetlinkDumpSpoiled = "rtnetlink.dump-spoiled",
+        RtnetlinkDumpSpoiled = error("rtnetlink.dump-spoiled"),
         /// Dumps that the kernel refused or broke off; each is repeated.
-        RtnetlinkDumpRefused = "rtnetlink.dump-refused",
+        RtnetlinkDumpRefused = error("rtnetlink.dump-refused"),
         /// Messages of a dump that was given up.
-        RtnetlinkStaleAnswer = "rtnetlink.stale-answer",
+        RtnetlinkStaleAnswer = error("rtnetlink.stale-answer"),
         /// How often events overflowed the socket; a dump follows each time.
-        RtnetlinkOverrun = "rtnetlink.overrun",
+        RtnetlinkOverrun = error("rtnetlink.overrun"),
         /// Datagrams that did not fit the buffer; a dump follows each.
-        RtnetlinkOversized = "rtnetlink.oversized",
+        RtnetlinkOversized = error("rtnetlink.oversized"),
         /// Datagrams that another process sent to our rtnetlink sockets.
-        RtnetlinkForeign = "rtnetlink.foreign",
+        RtnetlinkForeign = error("rtnetlink.foreign"),
         /// Datagrams with a message header that does not fit; a dump follows each.
-        RtnetlinkMalformedHeader = "rtnetlink.malformed-header",
+        RtnetlinkMalformedHeader = error("rtnetlink.malformed-header"),
         /// Malformed messages, ignored.
-        RtnetlinkMalformedMessage = "rtnetlink.malformed-message",
+        RtnetlinkMalformedMessage = error("rtnetlink.malformed-message"),
         /// How often an rtnetlink socket broke and was opened again.
-        RtnetlinkReopened = "rtnetlink.reopened",
+        RtnetlinkReopened = error("rtnetlink.reopened"),
         /// Connections to the control socket that were served.
-        ControlConnections = "control.connections",
+        ControlConnections = normal("control.connections"),
         /// Connections refused because their user had reached the limit.
-        ControlUserFull = "control.refused-user",
+        ControlUserFull = error("control.refused-user"),
         /// Connections refused because the users of their class had reached the limit.
-        ControlClassFull = "control.refused-class",
+        ControlClassFull = error("control.refused-class"),
         /// Connections refused because the process had no descriptor left.
-        ControlNoDescriptor = "control.refused-descriptors",
+        ControlNoDescriptor = error("control.refused-descriptors"),
         /// Connections closed because no complete request came in time, or an answer was not read
         /// in time.
-        ControlTimedOut = "control.timed-out",
+        ControlTimedOut = error("control.timed-out"),
         /// Look-ups of a route that found one.
-        RouteFound = "rtnetlink.route-found",
+        RouteFound = normal("rtnetlink.route-found"),
         /// Look-ups of a route that found none, for a reason of the kernel.
-        RouteNotFound = "rtnetlink.route-not-found",
+        RouteNotFound = error("rtnetlink.route-not-found"),
         /// Look-ups of a neighbour that found an entry.
-        NeighbourFound = "rtnetlink.neighbour-found",
+        NeighbourFound = normal("rtnetlink.neighbour-found"),
         /// Look-ups of a neighbour that found no entry.
-        NeighbourNotFound = "rtnetlink.neighbour-not-found",
+        NeighbourNotFound = normal("rtnetlink.neighbour-not-found"),
         /// Look-ups of a route or neighbour repeated because answers were lost.
-        RouteAskedAgain = "rtnetlink.route-asked-again",
+        RouteAskedAgain = error("rtnetlink.route-asked-again"),
         /// Answers about routes or neighbours that match no look-up.
-        RouteUnasked = "rtnetlink.route-unasked",
+        RouteUnasked = error("rtnetlink.route-unasked"),
         /// Look-ups of a route or neighbour not made because too many were queued.
-        RouteRefused = "rtnetlink.route-refused",
+        RouteRefused = error("rtnetlink.route-refused"),
     }
 }
 

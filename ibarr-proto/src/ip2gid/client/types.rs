@@ -196,84 +196,84 @@ super::super::datagram_counters! {
     /// it ends, once under one of the eight that follow.
     pub enum Counter {
         /// Requests made.
-        Requests = "requests",
+        Requests = normal("requests"),
         /// Requests answered with a GID.
-        Found = "found",
+        Found = normal("found"),
         /// Requests answered with "not here".
-        NotFound = "not-found",
+        NotFound = error("not-found"),
         /// Requests without an answer before the deadline.
-        TimedOut = "timed-out",
+        TimedOut = error("timed-out"),
         /// Requests of users that ended because ICMP reported the target's port unreachable.
-        Refused = "refused",
+        Refused = error("refused"),
         /// Requests without a route to their target.
-        Unreachable = "unreachable",
+        Unreachable = error("unreachable"),
         /// Requests refused because a bound was reached; the bound is counted below.
-        Overloaded = "overloaded",
+        Overloaded = error("overloaded"),
         /// Requests cancelled by their caller.
-        Cancelled = "cancelled",
+        Cancelled = normal("cancelled"),
         /// Requests ignored because a waiting request has the same number.
-        RepeatedRequest = "repeated-request",
+        RepeatedRequest = normal("repeated-request"),
         /// Requests refused because too many questions were in flight.
-        FlightsFull = "flights-full",
+        FlightsFull = error("flights-full"),
         /// Requests refused because too many waited for the same answer.
-        WaitersOfFlightFull = "waiters-of-flight-full",
+        WaitersOfFlightFull = error("waiters-of-flight-full"),
         /// Requests refused because too many waited in total.
-        WaitersFull = "waiters-full",
+        WaitersFull = error("waiters-full"),
         /// Requests ended after a round without an answer, to make room for a newer question.
-        GaveWay = "gave-way",
+        GaveWay = error("gave-way"),
         /// Requests answered from the cache.
-        CacheHits = "cache-hits",
+        CacheHits = normal("cache-hits"),
         /// Look-ups of doubted answers: their GID has a subnet prefix that a port of this node has
         /// left.
-        Doubted = "doubted",
+        Doubted = error("doubted"),
         /// Changes of the subnet prefix of a port of this node.
-        SubnetsLeft = "subnets-left",
+        SubnetsLeft = error("subnets-left"),
         /// Requests that joined a question in flight.
-        Joined = "joined",
+        Joined = normal("joined"),
         /// Queries sent for the first time.
-        Queries = "queries",
+        Queries = normal("queries"),
         /// Queries sent again.
-        Resends = "resends",
+        Resends = error("resends"),
         /// Queries that had to wait for their turn at a next hop that has not answered.
-        Queued = "queued",
+        Queued = normal("queued"),
         /// Replies that answered a question.
-        Replies = "replies",
+        Replies = normal("replies"),
         /// Questions about targets next door answered from the kernel's neighbour entries.
-        Neighbours = "neighbours",
+        Neighbours = normal("neighbours"),
         /// Reports by ICMP that the port of a query's target is unreachable.
-        Refusals = "refusals",
+        Refusals = error("refusals"),
         /// Such reports that quote no waiting query: late, repeated, forged, or too short to be
         /// recognised.
-        RefusalsUnasked = "refusals-unasked",
+        RefusalsUnasked = error("refusals-unasked"),
         /// Questions asked again before their answer expired.
-        Refreshes = "refreshes",
+        Refreshes = normal("refreshes"),
         /// Refreshes skipped because too many questions were in flight.
-        RefreshesSkipped = "refreshes-skipped",
+        RefreshesSkipped = error("refreshes-skipped"),
         /// Answers restored from an earlier client.
-        Restored = "restored",
+        Restored = normal("restored"),
         /// Answers not restored: expired, with an illegal expiry, or without room.
-        NotRestored = "not-restored",
+        NotRestored = error("not-restored"),
         /// Answers dropped before their expiry to make room.
-        CacheEvicted = "cache-evicted",
+        CacheEvicted = error("cache-evicted"),
         /// Next hops dropped to make room.
-        HopsEvicted = "hops-evicted",
+        HopsEvicted = error("hops-evicted"),
         /// Sockets opened.
-        SocketsOpened = "sockets-opened",
+        SocketsOpened = normal("sockets-opened"),
         /// Sockets that could not be opened, or were lost.
-        SocketsFailed = "sockets-failed",
+        SocketsFailed = error("sockets-failed"),
         /// Routes for which there was no request.
-        UnaskedRoute = "unasked-route",
+        UnaskedRoute = error("unasked-route"),
         /// Datagrams at a socket that is already closed.
-        ClosedSocket = "closed-socket",
+        ClosedSocket = error("closed-socket"),
         /// Datagrams from a port other than the peers'.
-        SourcePort = "source-port",
+        SourcePort = error("source-port"),
         /// Replies to no waiting query: late, repeated or forged.
-        Unasked = "unasked",
+        Unasked = error("unasked"),
         /// Replies at a socket that did not send their query.
-        WrongSocket = "wrong-socket",
+        WrongSocket = error("wrong-socket"),
         /// Replies from an address other than the target (strict source check only).
-        SourceAddress = "source-address",
+        SourceAddress = error("source-address"),
         /// Replies on an interface other than their query's (strict source check only).
-        WrongIngress = "wrong-ingress",
+        WrongIngress = error("wrong-ingress"),
     }
 }

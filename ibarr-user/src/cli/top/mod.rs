@@ -3,7 +3,6 @@
 //! `ibarr top`: what the daemon does now, again and again. `rates` computes it, `text` writes it,
 //! `screen` shows it on a terminal.
 
-mod errors;
 mod rates;
 mod screen;
 mod text;

@@ -2,15 +2,15 @@
 
 //! What happened between two looks at the daemon: a function of these two and of nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::errors::is_error;
 use crate::cli::status;
 use crate::control::messages::{
     AnswerRate, Answerer, Elapsed, ErrorRate, HealthState, PortRate, PortStatus, RequestKind,
     RequestRate, SaTally, Status, Top,
 };
+use crate::engine::descriptions;
 
 /// One look at the daemon.
 #[derive(Clone, Debug)]
@@ -211,9 +211,12 @@ impl Interval<'_> {
     }
 
     fn errors(&self) -> Vec<ErrorRate> {
-        let errors = self.after.counters.iter();
-        let mut errors: Vec<_> = errors
-            .filter(|(counter, total)| **total > 0 && is_error(counter))
+        // Counters of a newer daemon are shown, whatever they count.
+        let normal = descriptions().filter(|(_, description)| !description.is_error);
+        let normal: BTreeSet<_> = normal.map(|(name, _)| name).collect();
+        let counters = self.after.counters.iter();
+        let mut errors: Vec<_> = counters
+            .filter(|(counter, total)| **total > 0 && !normal.contains(*counter))
             .map(|(counter, &total)| {
                 let per_s = self.rate(self.grown(counter));
                 ErrorRate { counter: counter.clone(), per_s, total }
@@ -257,7 +260,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::engine::descriptions;
 
     /// The daemon of the golden documents, with one port.
     fn sample(at_ms: u64, port: &Value, counters: &[(&str, u64)]) -> Sample {
@@ -402,6 +404,35 @@ mod tests {
         let ends: Vec<_> = Counter::ALL[first..end].iter().map(name).collect();
         let kind = REQUESTS.iter().find(|kind| kind.what == RequestKind::KernelPaths).unwrap();
         assert_eq!([kind.answered, kind.failed].concat(), ends);
+    }
+
+    #[test]
+    fn errors_are_all_counters_above_zero_that_count_errors() {
+        let known: Vec<_> = descriptions().collect();
+        let shown = |count| {
+            let counters: Vec<_> = known.iter().map(|(name, _)| (name.as_str(), count)).collect();
+            let errors = top(None, &sample(1000, &json!({}), &counters)).errors;
+            errors.into_iter().map(|error| error.counter).collect::<BTreeSet<_>>()
+        };
+        let errors = known.iter().filter(|(_, description)| description.is_error);
+        assert_eq!(shown(1), errors.map(|(name, _)| name.clone()).collect());
+        assert_eq!(shown(0), BTreeSet::new());
+        for (name, is_error) in [
+            ("bpf.tc.answered", false),
+            ("bpf.tc.lease-over", true),
+            ("users.paths.requests", false),
+            ("users.paths.refused", true),
+            ("ip2gid.server.malformed-gid", true),
+            ("log.dropped", true),
+        ] {
+            assert_eq!(shown(1).contains(name), is_error, "{name}");
+        }
+    }
+
+    #[test]
+    fn counter_of_a_newer_daemon_is_shown_as_an_error() {
+        let errors = top(None, &sample(1000, &json!({}), &[("newer.counter", 3)])).errors;
+        assert_eq!(errors.iter().map(|error| error.total).collect::<Vec<_>>(), [3]);
     }
 
     #[test]
