@@ -9,9 +9,9 @@ use anyhow::{Result, bail, ensure};
 use ibarr_user::control::messages::Request;
 use ibarr_user::transport::rtnetlink::LOOPBACK;
 
-use crate::next_hops;
 use crate::report::Report;
 use crate::rig::{self, B, Ibarr, Place, Rig, pair, rping, survive_nudges};
+use crate::{next_hops, operator};
 
 /// Addresses behind the router.
 pub(crate) const FAR_V4: &str = "10.2.0.1";
@@ -62,6 +62,7 @@ fn prove(report: &mut Report) {
         "behind the router a BPF program on IPoIB answered for the other daemon",
         by_program,
     );
+    operator::prove(report, &here);
     report.claim("both daemons are still there", here.stop().and_then(|()| there.stop()));
     report.claim("without ibarr IPv4 across the router is refused again", is_refused(FAR_V4));
 }

@@ -16,6 +16,7 @@ mod kernel_log;
 mod ls;
 mod next_hops;
 mod no_ipv6;
+mod operator;
 mod report;
 mod responder;
 mod rig;

@@ -144,7 +144,7 @@ pub(super) fn neighbour(target: IpAddr, mismatch: Option<Mismatch>) -> Check {
             CHECK,
             format!("{target}: {message}"),
             format!(
-                "remove the entry (ip neigh flush to {target}); if it comes back, two hosts have the address"
+                "remove the entry (ip neigh flush to {target} nud all); if it comes back, two hosts have the address"
             ),
         ),
     }
@@ -222,7 +222,7 @@ mod tests {
         let check = neighbour(target, Some(Mismatch { with: MismatchWith::Neighbour, message }));
         assert_eq!(check.state, CheckState::Warn);
         assert!(check.found.contains("ib0 says fe80::1"), "{}", check.found);
-        assert!(check.remedy.unwrap().contains("ip neigh flush to 10.0.0.1"));
+        assert!(check.remedy.unwrap().contains("(ip neigh flush to 10.0.0.1 nud all)"));
     }
 
     #[test]
