@@ -9,6 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 
 use ibarr_common::IfIndex;
+use ibarr_common::wire::acm::{Address, Ask, Resolve};
 use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
 use ibarr_common::wire::ls::{Request, ResolveIp, Seq};
 use nix::net::if_::if_nametoindex;
@@ -16,6 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use serde_json::{Value, json};
 
+use crate::acm;
 use crate::kernel::{CONFIG, Kernel, command, pair};
 use crate::paths::{self, LOCAL, Port, UNKNOWN, request};
 use crate::peers::Peers;
@@ -208,6 +210,62 @@ fn trace_shows_a_path_request_with_mad_answer_and_cause() {
     let (mut tracer, first) = Tracer::start(&dir, &["--for", "1ms"]);
     assert!(first.starts_with("tracing all requests, for 1ms; "), "{first}");
     assert_eq!(tracer.line(), "the time of the trace is over: 0 events shown, 0 lost");
+    assert_eq!(tracer.end(), Some(0));
+}
+
+#[test]
+fn trace_shows_a_request_of_acm_from_route_to_path() {
+    if !in_namespace("trace::trace_shows_a_request_of_acm_from_route_to_path") {
+        return;
+    }
+    let (dir, peers) = (TempDir::new("trace-acm"), Peers::new());
+    let _port = Port::new(&dir);
+    peers.set("10.9.0.2", Some(LOCAL));
+    let source = "[[static-gid]]\nip = \"10.9.0.1\"\ngid = \"fec0:0:1:1::10:9\"\n";
+    let config = format!("{}{}{source}", peers.config(), acm::serving(&dir));
+    let (daemon, _kernel) = start_here(&dir, &config);
+    paths::await_capabilities(&daemon);
+    let (mut tracer, _) = Tracer::start(&dir, &["--json"]);
+    let mut client = acm::Client::connect(&dir);
+    let [from, to] = ["10.9.0.1", "10.9.0.2"].map(|ip| Address::Ip(ip.parse().unwrap()));
+    let resolve = Resolve::to(Some(from), to);
+    assert_eq!(client.ask(Ask::Resolve(resolve)), Ok(vec![(0x2b, 1)]));
+
+    let events = tracer.until("path-answered");
+    let (address, path) = (&events[0]["request"], &events[events.len() - 1]["request"]);
+    let uid = &events[0]["uid"];
+    if Uid::effective().is_root() {
+        assert_eq!(*uid, 0);
+    }
+    let peer = format!("10.9.0.2:{}", peers.port);
+    let mut expected = [
+        json!({ "step": "asked", "by": "acm", "uid": uid }),
+        json!({ "step": "route-sought" }),
+        json!({ "step": "route", "interface": "near", "next-hop": "10.9.0.2" }),
+        json!({ "step": "query", "to": peer, "number": 1 }),
+        json!({ "step": "reply", "from": peer, "gid": LOCAL }),
+        json!({
+            "step": "address-answered", "by": "acm", "uid": uid, "status": "found", "source": "peer", "gid": LOCAL
+        }),
+        json!({ "step": "asked", "by": "acm", "uid": uid }),
+        json!({ "step": "mad", "port": "mlx5_0/1", "lid": 1, "number": 1 }),
+        json!({ "step": "mad-answer", "port": "mlx5_0/1", "lid": 1 }),
+        json!({
+            "step": "path-answered", "by": "acm", "uid": uid, "status": "found", "source": "sa", "dlid": 1
+        }),
+    ];
+    for (number, event) in expected.iter_mut().enumerate() {
+        if number < 6 {
+            (event["request"], event["ip"]) = (address.clone(), "10.9.0.2".into());
+        } else {
+            (event["request"], event["dgid"]) = (path.clone(), LOCAL.into());
+            event["sgid"] = "fec0:0:1:1::10:9".into();
+        }
+    }
+    assert_eq!(events, expected);
+    assert_ne!(address, path);
+    tracer.signal(Signal::SIGINT);
+    tracer.document();
     assert_eq!(tracer.end(), Some(0));
 }
 
