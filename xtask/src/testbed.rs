@@ -57,6 +57,9 @@ pub(crate) struct MonitorArgs {
     /// Write what the dashboard shows to this file, as a picture (SVG)
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// Write what `ibarr top` shows in the storm to this file, as a picture (SVG)
+    #[arg(long, value_name = "FILE")]
+    top: Option<PathBuf>,
 }
 
 /// The packages of the binaries. They are always built together, so that shared dependencies have the same
@@ -108,9 +111,12 @@ pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
 
 pub(crate) fn monitor(workspace: &Workspace, args: &MonitorArgs) -> Result<()> {
     let built = build(workspace, Profile::Dev)?;
-    let toolbox = tools::ensure(workspace, MONITOR)?;
+    let mut needed = MONITOR.to_vec();
+    needed.extend(args.top.iter().map(|_| &tools::TMUX));
+    let toolbox = tools::ensure(workspace, &needed)?;
     let mut arguments = monitor_arguments(workspace);
     arguments.extend(args.plot.iter().flat_map(|plot| ["--plot".into(), plot.into()]));
+    arguments.extend(args.top.iter().flat_map(|top| ["--top".into(), top.into()]));
     let program = artifacts::binary(&built, "ibarr-testbed")?;
     replace(Privilege::find(false)?, program, &arguments, &toolbox)
 }

@@ -8,6 +8,7 @@ mod dashboard;
 mod nodes;
 mod plot;
 mod prometheus;
+mod screen;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,6 +35,8 @@ pub struct Files<'a> {
     pub contrib: &'a Path,
     /// The picture of the dashboard.
     pub plot: Option<&'a Path>,
+    /// The picture of `ibarr top` in a terminal, in the storm.
+    pub top: Option<&'a Path>,
 }
 
 /// Runs the scenario in a lab of its own, which is removed in any case, and says on `out` what happens.
@@ -68,6 +71,8 @@ pub fn run(
         nodes: &nodes,
         prometheus: &prometheus,
         alerts: prometheus::alerts(&rules).into_iter().collect(),
+        ibarr,
+        picture: files.top,
         interrupt,
         out,
     };
@@ -102,6 +107,9 @@ struct Scenario<'a, W> {
     prometheus: &'a Prometheus,
     /// The names of all alerts.
     alerts: BTreeSet<String>,
+    ibarr: &'a Path,
+    /// Where the picture of `ibarr top` goes.
+    picture: Option<&'a Path>,
     interrupt: &'a Interrupt,
     out: &'a mut W,
 }
@@ -143,9 +151,10 @@ impl<W: Write> Scenario<'_, W> {
             missing.retain(|alert| !firing.contains(alert));
             missing.is_empty()
         });
+        let pictured = fired.as_ref().map_or(Ok(()), |()| self.picture(n1));
         // Also after an error, because a stopped process does not end at SIGTERM.
         kill(stopped, Signal::SIGCONT)?;
-        fired?;
+        fired.and(pictured)?;
         let top = self.lab.ibarr(&n1.node, &["top", "--once"])?;
         writeln!(self.out, "\n{}:\n{}", n1.node.name, String::from_utf8_lossy(&top.stdout))?;
 
@@ -158,6 +167,16 @@ impl<W: Write> Scenario<'_, W> {
         self.wait("clears", |_, firing| firing.is_empty())?;
         self.interrupt.sleep(CALM)?;
         Ok(Times { start, end: unix_time(), storm: (from, to) })
+    }
+
+    /// Takes the picture of `ibarr top`.
+    fn picture(&mut self, of: &Loaded) -> Result<()> {
+        let Some(path) = self.picture else { return Ok(()) };
+        let run_dir = self.lab.files(&of.node).run_dir();
+        let shown = screen::top(self.ibarr, &run_dir, self.interrupt)?;
+        write(path, &screen::svg(&shown))?;
+        writeln!(self.out, "{}: `ibarr top` is in {}", of.node.name, path.display())?;
+        Ok(())
     }
 
     /// Waits until the alerts are as wanted. `is_done` is given the alerts that it has left, and those that fire.
@@ -228,8 +247,7 @@ impl<W: Write> Scenario<'_, W> {
             plots.push(Plot { title: panel.title.clone(), lines });
         }
         if let Some(path) = plot {
-            fs::write(path, plot::svg(&plots, times))
-                .with_context(|| format!("cannot write {}", path.display()))?;
+            write(path, &plot::svg(&plots, times))?;
             writeln!(self.out, "the picture is in {}", path.display())?;
         }
         ensure!(empty.is_empty(), "the dashboard has no data for {}", empty.join("; "));
@@ -248,4 +266,8 @@ fn unix_time() -> f64 {
 
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
