@@ -211,7 +211,8 @@ impl World {
             Inbox::Flush => return daemon.core.flush(),
             Inbox::Query(packet) => return self.answer(id, daemon, packet),
             Inbox::Port(facts) => {
-                if daemon.paths.is_told(now, facts.as_ref()) {
+                // A port without an SA may go, too.
+                if daemon.paths.is_told(now, facts.as_ref()) || facts.is_none() {
                     daemon.monitor.forgets_sa(facts.is_some());
                 }
                 let port = PORT;
