@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The responder with `aya-log` in it, for the time of `ibarr trace --kernel`. Its files are those of
-//! the responder beside it; the module [`log`] alone differs.
+//! the responder beside it; `log.rs` alone differs.
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
