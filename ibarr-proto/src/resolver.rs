@@ -13,7 +13,7 @@
 //! Requests of users pass [`shares`] first. Requests of the kernel do not, because applications
 //! wait for them; they find room however much users ask.
 //!
-//! long because every input passes through the same tables, whether a user or the kernel asks.
+//! This file is long because every input passes through the same tables, whether a user or the kernel asks.
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The surroundings of a daemon's cores. The turn is the product's ([`ibarr_proto::turn`]); what it
-//! reads and writes is simulated, with the time that each step takes. long because each output of
+//! reads and writes is simulated, with the time that each step takes. This file is long because each output of
 //! the node has its arm here.
 
 use std::net::IpAddr;

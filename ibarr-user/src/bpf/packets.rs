@@ -27,7 +27,7 @@ use super::error::Error;
 /// What the thread has read at once.
 #[derive(Debug, Default)]
 pub struct Packets {
-    /// In the order of the ring, at most 1024.
+    /// In the order of the ring, at most `BATCH`.
     pub seen: Vec<Seen>,
     /// How many reports were lost before these.
     pub lost: u64,

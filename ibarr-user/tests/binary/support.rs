@@ -181,9 +181,8 @@ pub(crate) fn free_port() -> u16 {
     socket.local_addr().unwrap().port()
 }
 
-/// A TCP port of this host that nobody has. It lies below the ports that the kernel gives to clients:
-/// a port of a client stays taken for a minute after the client has closed, and a test here has
-/// thousands of clients.
+/// A free TCP port of 127.0.0.1, below the ports that the kernel gives to clients. The port of a
+/// client stays taken for a minute after the client has closed, and a test has thousands of clients.
 pub(crate) fn free_tcp_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
