@@ -97,8 +97,11 @@ pub(crate) fn load_again(name: &str) -> Result<()> {
 
 fn insert(module: &Path) -> Result<()> {
     let file = File::open(module)?;
-    finit_module(&file, c"", ModuleInitFlags::empty())
-        .with_context(|| format!("{} cannot be loaded", module.display()))
+    match finit_module(&file, c"", ModuleInitFlags::empty()) {
+        // Modules that are loaded later need some that are there.
+        Err(Errno::EEXIST) => Ok(()),
+        loaded => loaded.with_context(|| format!("{} cannot be loaded", module.display())),
+    }
 }
 
 fn command() -> Result<u8> {

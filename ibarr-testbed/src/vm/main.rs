@@ -7,6 +7,7 @@
 
 mod acm;
 mod bring_up;
+mod cluster;
 mod events;
 mod hello;
 mod ibtun;
@@ -49,6 +50,13 @@ fn main() -> ExitCode {
         [_, "run-f"] => no_ipv6::run(),
         [_, "run-g"] => acm::run(),
         [_, "run-h"] => wire::run(),
+        [_, "cluster"] => cluster::run(),
+        [_, "other-guest"] => match cluster::other_guest() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failure(Err(error)),
+        },
+        [_, "service"] => failure(cluster::service()),
+        [_, cluster::there::COMMAND, ..] => cluster::there::stand_for(&arguments[2..]),
         [_, "acm-speed"] => acm::speed::run(),
         [_, acm::speed::PLAIN] => failure(acm::speed::plain()),
         [_, "shell"] => rig::shell(),

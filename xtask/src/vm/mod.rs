@@ -20,7 +20,7 @@ mod tap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::{Subcommand, ValueEnum};
 
 use self::image::Program;
@@ -77,6 +77,17 @@ enum Scenario {
     Run {
         /// [default: all]
         scenario: Option<Fabric>,
+    },
+    /// Two kernels with an HCA each, which a fabric joins
+    Cluster {
+        /// The kernels of the two guests
+        #[arg(
+            long = "kernels",
+            value_name = "VERSION,VERSION",
+            value_delimiter = ',',
+            default_value = "6.1,6.12"
+        )]
+        pair: Vec<Version>,
     },
     /// What requests of ACM cost that memory answers, with ibarr and with ibacm: `bench acm`
     AcmSpeed,
@@ -168,8 +179,13 @@ const ODD_RECORDS: u64 = 50_000;
 /// The modules of `vm exec`: all that our scenarios need.
 const ALL_MODULES: &[&str] = &["rdma_ucm", "ib_umad", "tun", "veth", "sch_ingress", "cls_bpf"];
 
+/// Further modules of both guests of `cluster`: their link, and storage.
+const CLUSTER_MODULES: &[&str] = &["virtio_net", "brd", "nvme_rdma", "nvmet_rdma"];
+
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let versions = match (&args.scenario, &args.kernels[..]) {
+        (Scenario::Cluster { pair }, []) if pair.len() == 2 => &pair[..],
+        (Scenario::Cluster { .. }, _) => bail!("vm cluster: write --kernels with two versions"),
         (Scenario::Shell, []) => &[Version::V6_1],
         (_, []) => Version::value_variants(),
         (_, named) => named,
@@ -194,7 +210,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         if prepared.modules.contains(&module::NAME) {
             machines.build_module(workspace)?;
         }
-        machines.run(&prepared, deadline, &mut table)?;
+        start(workspace, &machines, scenario, prepared, deadline, &mut table)?;
     }
     table.end().map(drop)
 }
@@ -259,9 +275,28 @@ fn prove_all(
 ) -> Result<usize> {
     let mut table = Table::default();
     for scenario in scenarios {
-        machines.run(&prepare(workspace, scenario)?, deadline, &mut table)?;
+        let prepared = prepare(workspace, scenario)?;
+        start(workspace, machines, scenario, prepared, deadline, &mut table)?;
     }
     table.end()
+}
+
+/// Runs a prepared scenario in its guest, or in its two guests.
+fn start(
+    workspace: &Workspace,
+    machines: &Machines,
+    scenario: &Scenario,
+    prepared: Prepared,
+    deadline: Duration,
+    table: &mut Table,
+) -> Result<()> {
+    if !matches!(scenario, Scenario::Cluster { .. }) {
+        return machines.run(&prepared, deadline, table);
+    }
+    let mut other = prepare(workspace, scenario)?;
+    (other.name, other.reports) = ("cluster-other", false);
+    other.command = [image::INIT, "other-guest"].map(str::to_owned).to_vec();
+    machines.run_both(&[prepared, other], deadline, table)
 }
 
 fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
@@ -294,6 +329,13 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         Scenario::Run { scenario } => {
             let scenario = scenario.context("`run` names one scenario by now")?;
             prepare_run(workspace, scenario, &built, &mut prepared)?;
+        }
+        Scenario::Cluster { .. } => {
+            rig::prepare(workspace, "cluster", &built, &mut prepared)?;
+            rig::with_package(workspace, &mut prepared)?;
+            rig::with_perftest(workspace, &mut prepared)?;
+            prepared.later = CLUSTER_MODULES;
+            prepared.processors = Processors::One;
         }
         Scenario::AcmSpeed => {
             rig::prepare(workspace, "acm-speed", &built, &mut prepared)?;

@@ -7,7 +7,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -27,6 +27,22 @@ pub(super) struct Guest<'a> {
     pub(super) processors: Processors,
     /// Further arguments on the kernel's command line.
     pub(super) kernel_arguments: &'a str,
+    /// Its Ethernet link to another guest.
+    pub(super) link: Option<&'a Link>,
+}
+
+/// One end of an Ethernet link between two guests.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    /// The directory of the ends' sockets. QEMU runs there, because names of sockets have to be short.
+    pub(super) directory: PathBuf,
+    /// The sockets of this end and of the other one.
+    pub(super) own: String,
+    pub(super) other: String,
+    /// The last byte of the MAC address.
+    pub(super) number: u8,
+    /// Whether a guest that is reset starts again.
+    pub(super) restarts: bool,
 }
 
 /// The processors of a guest.
@@ -111,7 +127,18 @@ impl Guest<'_> {
             }
         };
         command.args(["-cpu", "max", "-m", "1024"]);
-        command.args(["-display", "none", "-monitor", "none", "-nic", "none", "-no-reboot"]);
+        command.args(["-display", "none", "-monitor", "none", "-nic", "none"]);
+        if let Some(Link { directory, own, other, number, .. }) = self.link {
+            command.current_dir(directory);
+            let ends = format!("local.path={own},remote.type=unix,remote.path={other}");
+            command.args(["-netdev", &format!("dgram,id=link,local.type=unix,{ends}")]);
+            let device =
+                format!("virtio-net-pci,netdev=link,romfile=,mac=52:54:00:00:00:{number:02x}");
+            command.args(["-device", &device]);
+        }
+        if !self.link.is_some_and(|link| link.restarts) {
+            command.arg("-no-reboot");
+        }
         command.args(["-serial", &console]);
         command.args(["-chardev", "stdio,id=said,signal=off", "-serial", "chardev:said"]);
         command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x01"]);

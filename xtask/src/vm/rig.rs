@@ -89,15 +89,37 @@ Ca 1 \"SM\"
 Ca 1 \"J\"
 ";
 
+/// The fabric of two guests: A and the router R are in the first, B in the other.
+const CLUSTER: &str = "\
+Switch 8 \"S1\"
+[1] \"A\"[1]
+[3] \"R\"[1]
+[8] \"S2\"[8]
+
+Switch 8 \"S2\"
+[2] \"B\"[1]
+[4] \"R\"[2]
+
+Ca 1 \"A\"
+
+Ca 1 \"B\"
+
+Ca 2 \"R\"
+";
+
 /// Files, with their contents.
 const FILES: &[(&str, &str)] = &[
     ("/etc/rig/topology", TOPOLOGY),
+    ("/etc/rig/cluster", CLUSTER),
     (
         "/etc/rig/partitions.conf",
         "Default=0x7fff, ipoib : ALL=full, SELF=full;\nchildren=0x0001, ipoib : ALL=full;\n",
     ),
-    // OpenSM writes its log at once, so that scenarios can read it.
-    ("/etc/rig/opensm.conf", "force_log_flush TRUE\n"),
+    // OpenSM writes its log at once, so that scenarios can read it. A standby notices soon that the master is gone.
+    (
+        "/etc/rig/opensm.conf",
+        "force_log_flush TRUE\nsminfo_polling_timeout 500\npolling_retry_number 4\n",
+    ),
     ("/etc/libibverbs.d/ipathverbs.driver", "driver ipathverbs\n"),
     ("/etc/hosts", "127.0.0.1 localhost\n10.1.0.1 node1\n10.1.0.2 node2\n10.2.0.1 node3\n"),
     ("/etc/passwd", "root:x:0:0::/:\nibarr:x:900:900::/:\n"),
@@ -132,7 +154,7 @@ pub(super) fn prepare(
 /// Gives the guest programs of perftest.
 pub(super) fn with_perftest(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
     let root = tools::root(workspace, &tools::PERFTEST)?;
-    for name in ["ib_write_bw", "ib_read_bw", "ib_read_lat", "ib_atomic_bw"] {
+    for name in ["ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_read_lat", "ib_atomic_bw"] {
         prepared.programs.extend(libraries::program(&root, name)?);
     }
     Ok(())

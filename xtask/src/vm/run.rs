@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::image::{self, Program};
 use super::kernel::{Kernel, Version};
-use super::qemu::{End, Guest, Processors};
+use super::qemu::{End, Guest, Link, Processors};
 use super::results;
 use super::table::{Cell, Table};
 use super::tap::Tap;
@@ -90,9 +91,51 @@ impl Machines {
         table: &mut Table,
     ) -> Result<()> {
         for kernel in &self.kernels {
-            let run = Run { prepared, kernel, directory: &self.directory };
+            let run = Run { prepared, kernel, directory: &self.directory, link: None };
             table.add(run.start(&self.toolbox, deadline)?);
         }
+        Ok(())
+    }
+
+    /// Runs a scenario of two guests, which an Ethernet link joins, on the first and on the last kernel. The
+    /// first guest reports, and ends the second.
+    pub(super) fn run_both(
+        &self,
+        both: &[Prepared; 2],
+        deadline: Duration,
+        table: &mut Table,
+    ) -> Result<()> {
+        let kernels = self.kernels.first().zip(self.kernels.last());
+        let (first, second) = kernels.context("vm: no kernel")?;
+        let link = |own: usize| Link {
+            directory: self.directory.clone(),
+            own: format!("{}.link", both[own].name),
+            other: format!("{}.link", both[1 - own].name),
+            number: u8::from(own == 1),
+            restarts: own == 1,
+        };
+        let links = [link(0), link(1)];
+        for link in &links {
+            match fs::remove_file(self.directory.join(&link.own)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+                _ => {}
+            }
+        }
+        let run = |own: usize, kernel| {
+            let link = Some(links[own].clone());
+            let run = Run { prepared: &both[own], kernel, directory: &self.directory, link };
+            run.start(&self.toolbox, deadline)
+        };
+        let (here, there) = thread::scope(|scope| {
+            let there = scope.spawn(|| run(1, second));
+            (run(0, first), there.join())
+        });
+        let (mut cell, there) = (here?, there.map_err(|_| anyhow!("a thread has panicked"))??);
+        cell.kernel = format!("{}, {}", cell.kernel, there.kernel);
+        if cell.success && !there.success {
+            (cell.success, cell.outcome) = (false, format!("the other guest: {}", there.outcome));
+        }
+        table.add(cell);
         Ok(())
     }
 }
@@ -103,6 +146,7 @@ struct Run<'a> {
     kernel: &'a Kernel,
     /// `target/vm`.
     directory: &'a Path,
+    link: Option<Link>,
 }
 
 impl Run<'_> {
@@ -133,6 +177,7 @@ impl Run<'_> {
             processors: *processors,
             kernel_arguments: self.prepared.kernel_arguments,
             disk: disk.as_deref(),
+            link: self.link.as_ref(),
         };
         let mut tap = Tap::default();
         if self.prepared.is_interactive {
@@ -173,7 +218,7 @@ impl Run<'_> {
     fn cell(&self, success: bool, tap: Tap, outcome: String, took: Duration) -> Cell {
         let Prepared { name: scenario, about, .. } = self.prepared;
         let about = about.clone();
-        Cell { scenario, about, kernel: self.kernel.name, success, tap, outcome, took }
+        Cell { scenario, about, kernel: self.kernel.name.to_owned(), success, tap, outcome, took }
     }
 
     /// Unpacks the files that the guest left on its disk.

@@ -22,7 +22,7 @@ pub(super) struct Cell {
     /// A few words about it.
     pub(super) about: String,
     /// Like `6.1`.
-    pub(super) kernel: &'static str,
+    pub(super) kernel: String,
     pub(super) success: bool,
     pub(super) tap: Tap,
     /// How it ended, for the error that names it.
@@ -71,7 +71,7 @@ impl fmt::Display for Table {
         let mut kernels: Vec<&str> = Vec::new();
         let mut rows: Vec<(&str, &str)> = Vec::new();
         for Cell { scenario, about, kernel, .. } in &self.cells {
-            if !kernels.contains(kernel) {
+            if !kernels.contains(&kernel.as_str()) {
                 kernels.push(kernel);
             }
             if !rows.contains(&(scenario, about)) {
@@ -107,7 +107,8 @@ impl fmt::Display for Table {
 mod tests {
     use super::*;
 
-    fn cell(scenario: &'static str, kernel: &'static str, said: &str) -> Cell {
+    fn cell(scenario: &'static str, kernel: &str, said: &str) -> Cell {
+        let kernel = kernel.to_owned();
         let mut tap = Tap::default();
         said.lines().for_each(|line| tap.line(line));
         let about = format!("about {scenario}");

@@ -104,8 +104,8 @@ fn moved(scene: &Scene) -> Result<()> {
     answers_nothing(scene)?;
     for Interface { name, place, .. } in ENDS {
         let back = match place {
-            Place::Here => "1".to_owned(),
-            Place::Netns(name) => name.to_owned(),
+            Place::Netns(name) => name,
+            _ => "1",
         };
         rig::ip(N, &format!("link set {name} netns {back}"))?;
     }

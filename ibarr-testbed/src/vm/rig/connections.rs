@@ -11,15 +11,20 @@ use ibarr_proto::local_view::HwAddr;
 use ibarr_user::transport::rtnetlink::{self, Nudged, Nudger};
 use nix::sys::signal::Signal;
 
-use super::{INTERFACES, Place, Process, eventually, run, spawn};
+use super::{INTERFACES, PATIENCE, Place, Process, eventually, run, spawn};
 use crate::rtnetlink::ifindex;
 
-/// rping reads and writes the memory of the other end, and checks the data.
+/// rping here reads and writes the memory of the other end, and checks the data.
 pub(crate) fn rping(place: Place, target: &str) -> Result<()> {
+    rping_from(Place::Here, place, target)
+}
+
+/// The same with its client elsewhere.
+pub(crate) fn rping_from(client: Place, place: Place, target: &str) -> Result<()> {
     let both = ["-V", "-C", "5", "-S", "1000", "-a", target];
     let server = spawn("rping-server", place, &[&["rping", "-s"], &both[..]].concat())?;
     is_listening(&server)?;
-    let client = run(Place::Here, &[&["rping", "-c", "-v"], &both[..]].concat());
+    let client = run(client, &[&["rping", "-c", "-v"], &both[..]].concat());
     let client = client.with_context(|| server.said().unwrap_or_default())?;
     let pings = client.matches("ping data: rdma-ping-").count();
     ensure!(pings == 5, "{pings} of 5 pings: {client}");
@@ -65,13 +70,14 @@ pub(crate) fn survive_nudges(place: Place, targets: &[&str]) -> Result<IfIndex> 
 }
 
 /// A connection of rping, in use until it is closed.
-struct Connection {
+pub(crate) struct Connection {
     server: Process,
     client: Process,
 }
 
 impl Connection {
-    fn open(number: usize, place: Place, target: &str) -> Result<Self> {
+    /// The connection with this number, of those that are open at once.
+    pub(crate) fn open(number: usize, place: Place, target: &str) -> Result<Self> {
         let both = ["-V", "-S", "100", "-a", target];
         let words = [&["rping", "-s"], &both[..]].concat();
         let server = spawn(&format!("rping-server-{number}"), place, &words)?;
@@ -84,7 +90,7 @@ impl Connection {
     }
 
     /// Data goes in both directions, and neither end has reported anything else.
-    fn goes_on(&self) -> Result<()> {
+    pub(crate) fn goes_on(&self) -> Result<()> {
         let pings = || -> Result<usize> {
             Ok(self.client.said()?.matches("ping data: rdma-ping-").count())
         };
@@ -101,12 +107,19 @@ impl Connection {
         Ok(())
     }
 
+    /// Waits until the client has ended by itself, because the other end is gone.
+    pub(crate) fn ends(mut self) -> Result<()> {
+        let status = self.client.wait(PATIENCE)?;
+        ensure!(!status.success(), "the client: {status}");
+        self.server.kill()
+    }
+
     fn signal(&self, signal: Signal) -> Result<()> {
         self.server.signal(signal)?;
         self.client.signal(signal)
     }
 
-    fn close(mut self) -> Result<()> {
+    pub(crate) fn close(mut self) -> Result<()> {
         self.server.is_alive()?;
         self.client.is_alive()?;
         self.client.kill()?;
@@ -135,8 +148,10 @@ pub(crate) fn is_listening(server: &Process) -> Result<()> {
 
 /// Waits until so many servers listen, of which `server` is the last.
 fn are_listening(servers: usize, server: &Process) -> Result<()> {
+    // The command lists those of all namespaces.
+    let kernel = if server.place() == Place::Other { Place::Other } else { Place::Here };
     eventually(|| {
-        let listed = run(Place::Here, &["rdma", "resource", "show", "cm_id"])?;
+        let listed = run(kernel, &["rdma", "resource", "show", "cm_id"])?;
         let listening = listed.matches("state LISTEN").count();
         ensure!(listening >= servers, "{listening} listen: {listed}{}", server.said()?);
         Ok(())

@@ -24,6 +24,7 @@ mod ibarr;
 mod process;
 mod query;
 mod sysfs;
+pub(crate) mod verbs;
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -31,25 +32,29 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use ibarr_testbed::lab::netns;
 use nix::sys::termios::{OutputFlags, SetArg, tcgetattr, tcsetattr};
 
 use crate::report::Report;
 
 pub(crate) use self::caller::Caller;
-pub(crate) use self::connections::{is_listening, pair, rping, survive_nudges};
+pub(crate) use self::connections::{
+    Connection, is_listening, pair, rping, rping_from, survive_nudges,
+};
 pub(crate) use self::ibarr::{Ibarr, bpf_dir};
 pub(crate) use self::process::{Process, RESULTS, run, spawn};
 pub(crate) use self::query::query;
 
-/// A network namespace, in which a command runs.
+/// Where a command runs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Place {
-    /// The first namespace, in which the kernel sends its requests.
+    /// The first network namespace, in which the kernel sends its requests.
     Here,
-    /// A namespace by its name.
+    /// A network namespace by its name.
     Netns(&'static str),
+    /// The other guest of `vm cluster`.
+    Other,
 }
 
 impl Place {
@@ -58,6 +63,7 @@ impl Place {
         match self {
             Self::Here => work(),
             Self::Netns(name) => netns::inside(name, work),
+            Self::Other => bail!("the other guest runs programs only"),
         }
     }
 }
@@ -113,6 +119,16 @@ pub(crate) const INTERFACES: [Interface; 5] = [
     },
 ];
 
+/// What a port counts only if packets were lost, or were thought to be.
+pub(crate) const LOSSES: [&str; 6] = [
+    "rc_time_outs",
+    "rc_sequence_naks",
+    "rc_lost_responses",
+    "rx_duplicates",
+    "rx_drop_sequence",
+    "tx_drop_queue",
+];
+
 /// The second partition, as in names of interfaces.
 const PKEY: &str = "8001";
 
@@ -156,34 +172,14 @@ impl Rig {
         Ok(fabric)
     }
 
-    /// Starts OpenSM on the first port.
+    /// Starts OpenSM on its port.
     pub(crate) fn opensm() -> Result<Process> {
-        let file = format!("/sys/class/infiniband/{SM_PORT}/gids/0");
-        let first = eventually(|| fs::read_to_string(&file).context(file.clone()))?;
-        // fe80:0000:0000:0000: and the GUID.
-        let guid = first.trim().get(20..).context("a short GID")?;
-        let guid = format!("0x{}", guid.replace(':', ""));
-        let log = format!("{RESULTS}/opensm.log");
-        spawn(
-            "opensm",
-            Place::Here,
-            &["opensm", "-F", OPENSM, "--guid", &guid, "--log_file", &log, "--Pconfig", PARTITIONS],
-        )
+        opensm_at(Place::Here, SM_PORT, &["--Pconfig", PARTITIONS])
     }
 
     /// Checks that every port is ACTIVE and has a LID.
     pub(crate) fn ports_are_active() -> Result<()> {
-        eventually(|| {
-            for Interface { port, .. } in INTERFACES {
-                let attribute = |name: &str| -> Result<String> {
-                    let file = format!("/sys/class/infiniband/{port}/{name}");
-                    Ok(fs::read_to_string(&file).context(file)?.trim().to_owned())
-                };
-                ensure!(attribute("state")? == "4: ACTIVE", "{port} is {}", attribute("state")?);
-                ensure!(attribute("lid")? != "0x0", "{port} has no LID");
-            }
-            Ok(())
-        })
+        INTERFACES.iter().try_for_each(|interface| is_active(Place::Here, interface.port))
     }
 
     /// Makes namespaces, addresses and routes, and sets every interface up.
@@ -252,6 +248,37 @@ impl Rig {
     }
 }
 
+/// Starts OpenSM on a port, which is written `device/ports/number`.
+pub(crate) fn opensm_at(place: Place, port: &str, options: &[&str]) -> Result<Process> {
+    let first = eventually(|| port_attribute(place, port, "gids/0"))?;
+    // fe80:0000:0000:0000: and the GUID.
+    let guid = first.get(20..).context("a short GID")?;
+    let guid = format!("0x{}", guid.replace(':', ""));
+    let log = format!("{RESULTS}/opensm.log");
+    let words = ["opensm", "-F", OPENSM, "--guid", &guid, "--log_file", &log];
+    spawn("opensm", place, &[&words, options].concat())
+}
+
+/// Waits until a port is ACTIVE and has a LID.
+pub(crate) fn is_active(place: Place, port: &str) -> Result<()> {
+    eventually(|| {
+        let state = port_attribute(place, port, "state")?;
+        ensure!(state == "4: ACTIVE", "{port} is {state}");
+        ensure!(port_attribute(place, port, "lid")? != "0x0", "{port} has no LID");
+        Ok(())
+    })
+}
+
+/// A file of a port in /sys/class/infiniband.
+pub(crate) fn port_attribute(place: Place, port: &str, name: &str) -> Result<String> {
+    let file = format!("/sys/class/infiniband/{port}/{name}");
+    let text = match place {
+        Place::Other => run(place, &["busybox", "cat", &file])?,
+        _ => fs::read_to_string(&file).context(file)?,
+    };
+    Ok(text.trim().to_owned())
+}
+
 /// The name of the partition's interface on top of `parent`.
 pub(crate) fn child_of(parent: &str) -> String {
     format!("{parent}.{PKEY}")
@@ -281,6 +308,11 @@ fn is_known(address: &str) -> bool {
 /// Gives an interface, whose current name is `name`, its addresses, and sets it up.
 pub(crate) fn equip(interface: &Interface, name: &str) -> Result<()> {
     let Interface { place, addresses, .. } = *interface;
+    set_up(place, name, addresses)
+}
+
+/// Gives an interface addresses, IPv4 and IPv6, and sets it up.
+pub(crate) fn set_up(place: Place, name: &str, addresses: [&str; 2]) -> Result<()> {
     for address in addresses.into_iter().filter(|address| is_known(address)) {
         ip(place, &format!("address replace {address} dev {name} nodad"))?;
     }

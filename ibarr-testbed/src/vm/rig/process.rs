@@ -16,6 +16,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Place;
+use crate::OWN;
+use crate::cluster::there;
 
 /// The host copies the files of this directory to `target/vm` when the guest ends.
 pub(crate) const RESULTS: &str = "/results";
@@ -24,6 +26,7 @@ pub(crate) const RESULTS: &str = "/results";
 #[derive(Debug)]
 pub(crate) struct Process {
     name: String,
+    place: Place,
     child: Child,
 }
 
@@ -64,7 +67,7 @@ fn start(name: &str, place: Place, words: &[&str], output: File) -> Result<Proce
         .stderr(output)
         .spawn()
         .with_context(|| format!("`{}` cannot be started", words.join(" ")))?;
-    Ok(Process { name: name.to_owned(), child })
+    Ok(Process { name: name.to_owned(), place, child })
 }
 
 fn command(place: Place, words: &[&str]) -> Result<Command> {
@@ -74,6 +77,11 @@ fn command(place: Place, words: &[&str]) -> Result<Command> {
         Place::Netns(name) => {
             let mut command = Command::new("ip");
             command.args(["netns", "exec", name, program]);
+            command
+        }
+        Place::Other => {
+            let mut command = Command::new(OWN);
+            command.args([there::COMMAND, program]);
             command
         }
     };
@@ -86,6 +94,10 @@ impl Process {
     pub(crate) fn said(&self) -> Result<String> {
         let file = format!("{RESULTS}/{}.log", self.name);
         fs::read_to_string(&file).context(file)
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.place
     }
 
     pub(crate) fn id(&self) -> u32 {

@@ -26,16 +26,6 @@ const OTHER: End<'static> = End("ibtun1", "1");
 /// Another port of our HCA.
 const SAME: End<'static> = End("ibtun0", "2");
 
-/// What a port counts only if packets were lost, or were thought to be.
-const LOSSES: [&str; 6] = [
-    "rc_time_outs",
-    "rc_sequence_naks",
-    "rc_lost_responses",
-    "rx_duplicates",
-    "rx_drop_sequence",
-    "tx_drop_queue",
-];
-
 /// Programs of perftest, which measure and do not check, with options.
 const PERFTEST: [(&str, &[&str]); 4] = [
     ("ib_write_bw", &["-s", "65536", "-n", "20"]),
@@ -111,7 +101,7 @@ fn prove(report: &mut Report) {
         report.claim(&format!("{program} ends with 5% lost"), perftest(program, options));
     }
     for end in [OURS, OTHER] {
-        let counts = LOSSES.iter().map(|name| Ok(format!("{name} {}", end.count(name)?)));
+        let counts = rig::LOSSES.iter().map(|name| Ok(format!("{name} {}", end.count(name)?)));
         let counts = counts.collect::<Result<Vec<_>>>().unwrap_or_default();
         Report::note(format_args!("{end:?}: {}", counts.join(", ")));
     }
@@ -260,7 +250,7 @@ fn is_captured() -> Result<()> {
 
 fn nothing_lost() -> Result<()> {
     for end in [OURS, OTHER] {
-        for name in LOSSES {
+        for name in rig::LOSSES {
             ensure!(end.count(name)? == 0, "{name} of {end:?} is {}", end.count(name)?);
         }
     }

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The subnet manager dies, a guest is reset, a cable is pulled, packets are lost.
+
+use anyhow::{Result, ensure};
+
+use super::{A, A_PORT, B, B_PORT, Cluster, FAR, MASTER, NEAR, is_manager, other};
+use crate::report::Report;
+use crate::rig::verbs::pingpong;
+use crate::rig::{self, Connection, Place, eventually, rping, rping_from};
+
+pub(super) fn prove(report: &mut Report, cluster: &mut Cluster) {
+    report.claim("the manager dies, and the standby takes over under traffic", cluster.failover());
+    report.claim("new connections find their paths", both_ways());
+    report.claim("the manager is back, and takes over", cluster.back());
+    report.claim("new connections find their paths again", both_ways());
+    report.claim("a connection ends with an error when its kernel is reset", cluster.reset());
+    report.claim("the kernel is back with all its programs", cluster.rejoins());
+    report.claim("connections are made again", both_ways());
+    report.claim("a cable is pulled and plugged in", cable());
+    report.claim("connections are made again", both_ways());
+    report.claim("with 5% of B's packets lost, all data arrives", lossy());
+    report.claim("without loss, too", both_ways());
+}
+
+fn both_ways() -> Result<()> {
+    rping(Place::Other, FAR[0])?;
+    rping_from(Place::Other, Place::Here, NEAR[0])
+}
+
+impl Cluster {
+    fn failover(&mut self) -> Result<()> {
+        let connection = Connection::open(0, Place::Other, FAR[0])?;
+        self.opensm.kill()?;
+        is_manager(Place::Other, "MASTER")?;
+        connection.goes_on()?;
+        connection.close()
+    }
+
+    fn back(&mut self) -> Result<()> {
+        self.opensm = rig::opensm_at(Place::Here, A_PORT, &MASTER)?;
+        is_manager(Place::Here, "MASTER")?;
+        is_manager(Place::Other, "STANDBY")
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        let connection = Connection::open(0, Place::Other, FAR[0])?;
+        self.other.reset()?;
+        connection.ends()
+    }
+
+    fn rejoins(&mut self) -> Result<()> {
+        self.other = other::Programs::start()?;
+        rig::is_active(Place::Other, B_PORT)?;
+        other::network()?;
+        self.other.start_daemon()?;
+        is_manager(Place::Other, "STANDBY")
+    }
+}
+
+fn cable() -> Result<()> {
+    let state = |wanted: &str| {
+        eventually(|| {
+            let state = rig::port_attribute(Place::Other, B_PORT, "state")?;
+            ensure!(state.contains(wanted), "{state}");
+            Ok(())
+        })
+    };
+    fault(&["cable", "B", "off"])?;
+    state("DOWN")?;
+    fault(&["cable", "B", "on"])?;
+    state("ACTIVE")?;
+    rig::is_up(Place::Other, "ib0")
+}
+
+fn lossy() -> Result<()> {
+    fault(&["link", "B", "--loss", "5%"])?;
+    let options = ["-c", "-e", "-s", "20000", "-m", "1024", "-n", "50"];
+    let outcome = both_ways().and_then(|()| pingpong("ibv_rc_pingpong", [A, B], NEAR[0], &options));
+    fault(&["link", "B"])?;
+    outcome
+}
+
+fn fault(words: &[&str]) -> Result<()> {
+    rig::run(Place::Here, &[&["ibfab", "fault"], words].concat()).map(drop)
+}

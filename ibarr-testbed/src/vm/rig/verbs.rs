@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Connections of programs that exchange their addresses over TCP: libibverbs' examples, and perftest.
+
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::{Place, Process, eventually, is_listening, run, spawn};
+
+/// One end of a connection: a port of an HCA.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End<'a> {
+    pub(crate) place: Place,
+    pub(crate) device: &'a str,
+    pub(crate) port: &'a str,
+}
+
+/// One of libibverbs' examples, whose server is at the IP address `target`. If `options` has `-c`, both check
+/// what they receive.
+pub(crate) fn pingpong(
+    program: &str,
+    [server, client]: [End<'_>; 2],
+    target: &str,
+    options: &[&str],
+) -> Result<()> {
+    both_end_well(program, [server, client], target, options, " iters in ")
+}
+
+/// One of perftest's programs, which measure and do not check.
+pub(crate) fn perftest(
+    program: &str,
+    ends: [End<'_>; 2],
+    target: &str,
+    options: &[&str],
+) -> Result<()> {
+    both_end_well(program, ends, target, &[&["-F"], options].concat(), "#bytes")
+}
+
+fn both_end_well(
+    program: &str,
+    [server, client]: [End<'_>; 2],
+    target: &str,
+    options: &[&str],
+    says: &str,
+) -> Result<()> {
+    let (listening, words) = start(program, server, client, target, options)?;
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let said = run(client.place, &words);
+    let said = said.with_context(|| listening.said().unwrap_or_default())?;
+    ensure!(said.contains(says), "{said}");
+    let status = listening.wait(Duration::from_secs(30))?;
+    ensure!(status.success(), "the server: {status}");
+    Ok(())
+}
+
+/// Starts the server, and returns it with the command of its client.
+pub(crate) fn start(
+    program: &str,
+    server: End<'_>,
+    client: End<'_>,
+    target: &str,
+    options: &[&str],
+) -> Result<(Process, Vec<String>)> {
+    static PORT: AtomicU16 = AtomicU16::new(18_600);
+    let port = PORT.fetch_add(1, Ordering::Relaxed);
+    let words = |end: End<'_>, last: &[&str]| -> Vec<String> {
+        let own = [program, "-d", end.device, "-i", end.port, "-p"].map(str::to_owned);
+        let number = std::iter::once(port.to_string());
+        let rest = options.iter().chain(last).map(|&word| word.to_owned());
+        own.into_iter().chain(number).chain(rest).collect()
+    };
+    let command = words(server, &[]);
+    let command: Vec<_> = command.iter().map(String::as_str).collect();
+    let process = spawn(&format!("{program}-server"), server.place, &command)?;
+    // Then it listens with the connection manager.
+    if options.contains(&"-R") {
+        is_listening(&process)?;
+        return Ok((process, words(client, &[target])));
+    }
+    let local = format!(":{port:04X} ");
+    eventually(|| {
+        let tables = ["busybox", "cat", "/proc/net/tcp", "/proc/net/tcp6"];
+        let sockets = run(server.place, &tables)?;
+        if !sockets.lines().any(|line| line.contains(&local) && line.contains(" 0A ")) {
+            bail!("nothing listens: {}", process.said()?);
+        }
+        Ok(())
+    })?;
+    Ok((process, words(client, &[target])))
+}
