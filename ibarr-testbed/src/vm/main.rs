@@ -9,6 +9,7 @@ mod acm;
 mod bring_up;
 mod cluster;
 mod events;
+mod flid;
 mod hello;
 mod ibtun;
 mod init;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         [_, "run-f"] => no_ipv6::run(),
         [_, "run-g"] => acm::run(),
         [_, "run-h"] => wire::run(),
+        [_, "run-j"] => flid::run(),
         [_, "cluster"] => cluster::run(),
         [_, "other-guest"] => match cluster::other_guest() {
             Ok(()) => ExitCode::SUCCESS,

@@ -139,6 +139,8 @@ enum Fabric {
     G,
     /// connections between HCAs
     H,
+    /// floating LIDs: connections between InfiniBand subnets
+    J,
 }
 
 impl Fabric {
@@ -153,6 +155,7 @@ impl Fabric {
             Self::F => "run-f",
             Self::G => "run-g",
             Self::H => "run-h",
+            Self::J => "run-j",
         }
     }
 
@@ -422,6 +425,7 @@ fn prepare_run(
     match scenario {
         Fabric::B | Fabric::C | Fabric::E => rig::with_package(workspace, prepared)?,
         Fabric::H => rig::with_perftest(workspace, prepared)?,
+        Fabric::J => prepared.later = &["bonding"],
         Fabric::F => prepared.kernel_arguments = "ipv6.disable=1",
         _ => {}
     }

@@ -107,10 +107,39 @@ Ca 1 \"B\"
 Ca 2 \"R\"
 ";
 
+/// Two subnets, which the router X connects. R routes IP between them. A has two ports, for a bond.
+const SUBNETS: &str = "\
+Switch 8 \"S1\"
+[1] \"A\"[1]
+[2] \"A\"[2]
+[3] \"R\"[1]
+[4] \"SM\"[1]
+[5] \"X\"[1]
+
+Switch 8 \"S2\"
+[1] \"B\"[1]
+[3] \"R\"[2]
+[5] \"X\"[2]
+
+Ca 2 \"A\"
+
+Ca 1 \"B\"
+
+Ca 2 \"R\"
+
+Ca 1 \"SM\"
+
+rtguid=0x300000
+Rt 2 \"X\"
+[1](300001) \"S1\"[5]
+[2](300002) \"S2\"[5]
+";
+
 /// Files, with their contents.
 const FILES: &[(&str, &str)] = &[
     ("/etc/rig/topology", TOPOLOGY),
     ("/etc/rig/cluster", CLUSTER),
+    ("/etc/rig/subnets", SUBNETS),
     (
         "/etc/rig/partitions.conf",
         "Default=0x7fff, ipoib : ALL=full, SELF=full;\nchildren=0x0001, ipoib : ALL=full;\n",

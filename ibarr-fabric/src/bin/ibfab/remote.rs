@@ -30,6 +30,7 @@ use ibarr_common::wire::packet;
 use ibarr_common::wire::smp::{PhysicalState, PortState};
 use ibarr_fabric::topology::{self, NodeId, PortId};
 use ibarr_fabric::{Fabric, Input, PortConfig};
+use nix::sys::socket::{setsockopt, sockopt};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Interval between hellos of a host.
@@ -61,6 +62,10 @@ pub(crate) enum Message<'a> {
     Capabilities { port: PortNum, mask: u32 },
     Config { port: PortNum, config: Box<PortConfig>, reregister: bool },
 }
+
+/// Room of a socket for datagrams that were not read yet, in bytes. A connection may have 64 packets on their
+/// way, and the kernel counts up to 16 KiB for each.
+const ROOM: usize = 16 << 20;
 
 /// Longest datagram, in bytes.
 pub(crate) const MAX_DATAGRAM: usize = 2 + packet::MAX_LEN;
@@ -194,6 +199,10 @@ impl Socket {
             Self::Udp(socket) => socket.set_nonblocking(true)?,
             Self::Unix(socket, _) => socket.set_nonblocking(true)?,
         }
+        // Beyond net.core.rmem_max only with CAP_NET_ADMIN.
+        let fd = socket.as_fd();
+        setsockopt(&fd, sockopt::RcvBufForce, &ROOM)
+            .or_else(|_| setsockopt(&fd, sockopt::RcvBuf, &ROOM))?;
         Ok(socket)
     }
 

@@ -19,6 +19,7 @@
 //! kernel sends its requests only there.
 
 mod caller;
+pub(crate) mod capture;
 mod connections;
 mod ibarr;
 mod process;

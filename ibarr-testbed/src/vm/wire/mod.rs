@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::report::Report;
-use crate::rig::{self, Place, Rig, is_listening, rping, spawn};
+use crate::rig::{self, Place, Rig, capture, is_listening, rping, spawn};
 
 /// The namespace of the subnet manager's port, whose HCA is another than that of all nodes.
 const M: Place = Place::Netns("m");
@@ -218,19 +218,10 @@ fn connected_mode() -> Result<()> {
 
 /// Packets of the connections are in the capture file of the fabric.
 fn is_captured() -> Result<()> {
-    let file = format!("{}/fabric.pcap", rig::RESULTS);
-    let capture = fs::read(&file).context(file)?;
     let mut counts = [0_u32; 256];
-    let mut rest = capture.get(24..).context("no header")?;
-    // A record has a header of 16 bytes, whose third word is the length, and the packet one of ERF.
-    while let Some((header, behind)) = rest.split_at_checked(16) {
-        let length = header.get(8..12).and_then(|word| word.try_into().ok());
-        let length = usize::try_from(u32::from_ne_bytes(length.context("a length")?))?;
-        let Some((record, next)) = behind.split_at_checked(length) else { break };
-        let packet = record.get(16..).context("a short record")?;
+    for packet in capture::packets()? {
         let transport = if packet[1] & 3 == 3 { 48 } else { 8 };
         counts[usize::from(*packet.get(transport).context("a short packet")?)] += 1;
-        rest = next;
     }
     for (what, opcode) in [
         ("RC SEND first", 0x00),
