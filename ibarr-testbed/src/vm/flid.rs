@@ -77,8 +77,8 @@ fn prove(report: &mut Report, subnets: &mut Subnets) {
     let there = report.claim("ibarr runs in the other subnet", Ibarr::start("b", B, "", 1));
     let (Some(here), Some(_there)) = (here, there) else { return };
     report.claim("the kernel's path leaves the subnet", leaves(&here));
-    report.claim("an RC connection between the subnets goes by both FLIDs", by_flids(&here));
-    report.claim("so it does in a second partition", partition(&here));
+    report.claim("an RC connection between the subnets goes by both FLIDs", by_flids());
+    report.claim("so it does in a second partition", partition());
     report.claim(
         "the managers give ports four LIDs each, and a service level",
         subnets.restart(2, &format!(", sl={SL}")),
@@ -207,7 +207,7 @@ fn leaves(here: &Ibarr) -> Result<()> {
 }
 
 /// Makes a connection, and checks the LIDs of its packets on the first link of both directions.
-fn by_flids(here: &Ibarr) -> Result<()> {
+fn by_flids() -> Result<()> {
     let wanted = [(lid(A_PORT)?, FLIDS[1]), (lid(B_PORT)?, FLIDS[0])];
     let seen = connection(|| rping(B, FAR))?;
     for (from, (slid, dlid)) in [A_PORT, B_PORT].into_iter().zip(wanted) {
@@ -219,8 +219,6 @@ fn by_flids(here: &Ibarr) -> Result<()> {
         ensure!(packets > 10, "{packets} packets of {from}: {seen:?}");
         Report::note(format_args!("{from}: {packets} packets from {slid:#x} to {dlid:#x}"));
     }
-    let answered = here.count("local-service.paths-answered")?;
-    ensure!(answered == here.count("local-service.path-requests")?, "{answered} paths");
     Ok(())
 }
 
@@ -252,17 +250,15 @@ fn connection(made: impl FnOnce() -> Result<()>) -> Result<Vec<Seen>> {
     seen.collect()
 }
 
-fn partition(here: &Ibarr) -> Result<()> {
+fn partition() -> Result<()> {
     for (place, name, _, address) in INTERFACES {
         rig::add_child(name, place, &[address])?;
     }
     routes(CHILD_ROUTES)?;
-    let mut seen = Vec::new();
     eventually(|| {
-        here.ask(&ibarr_user::control::messages::Request::Status)?;
         rig::query(Place::Here, FAR_CHILD, Duration::from_millis(500))?.context("no answer")
     })?;
-    seen.extend(connection(|| rping(B, FAR_CHILD))?);
+    let seen = connection(|| rping(B, FAR_CHILD))?;
     let mut counts = BTreeMap::new();
     for one in &seen {
         let pkey = one.pkey.map(PKey::get);
@@ -283,7 +279,7 @@ fn lmc(here: &Ibarr) -> Result<()> {
         ensure!(path.dlid.get() >> 2 << 2 == base && path.dlid.get() != FLIDS[1], "{path:?}");
         Ok(())
     })?;
-    by_flids(here)
+    by_flids()
 }
 
 fn level() -> Result<()> {
@@ -296,14 +292,14 @@ fn level() -> Result<()> {
 fn bond(here: &Ibarr) -> Result<()> {
     ip(Place::Here, "link delete ib0.8001")?;
     ip(Place::Here, "address flush dev ib0")?;
-    ip(Place::Here, "link add bond0 type bond mode active-backup miimon 100 fail_over_mac active")?;
+    ip(Place::Here, "link add bond1 type bond mode active-backup miimon 100 fail_over_mac active")?;
     for name in ["ib0", "ib1"] {
         ip(Place::Here, &format!("link set {name} down"))?;
-        ip(Place::Here, &format!("link set {name} master bond0"))?;
+        ip(Place::Here, &format!("link set {name} master bond1"))?;
     }
-    ip(Place::Here, &format!("address add {NEAR}/24 dev bond0"))?;
-    ip(Place::Here, "link set bond0 up")?;
-    rig::is_up(Place::Here, "bond0")?;
+    ip(Place::Here, &format!("address add {NEAR}/24 dev bond1"))?;
+    ip(Place::Here, "link set bond1 up")?;
+    rig::is_up(Place::Here, "bond1")?;
     routes(ROUTES)?;
     works(here, A_PORT)
 }
@@ -336,7 +332,7 @@ fn failover(here: &Ibarr) -> Result<()> {
     })?;
     rig::run(Place::Here, &["ibfab", "fault", "cable", "A/1", "off"])?;
     eventually(|| {
-        let file = "/sys/class/net/bond0/bonding/active_slave";
+        let file = "/sys/class/net/bond1/bonding/active_slave";
         let active = fs::read_to_string(file).context(file)?;
         ensure!(active.trim() == "ib1", "{active} is active");
         Ok(())

@@ -26,7 +26,10 @@ pub(crate) fn packets() -> Result<Vec<Vec<u8>>> {
         let length = usize::try_from(u32::from_ne_bytes(length.context("a length")?))?;
         // The last one may not be there as a whole.
         let Some((record, next)) = behind.split_at_checked(length) else { break };
-        packets.push(record.get(16..).context("a short record")?.to_vec());
+        let packet = record.get(16..).context("a short record")?;
+        // The LRH's PktLen, which counts words up to the ICRC. The file has made-up checksums.
+        let words = usize::from(packet[4] & 7) << 8 | usize::from(packet[5]);
+        packets.push(packet.get(..words * 4 - 4).context("a short packet")?.to_vec());
         rest = next;
     }
     Ok(packets)
