@@ -115,6 +115,13 @@ pub(super) const LEVELS: &[Level] = &[
         budget: Duration::from_mins(12),
         run: rdma_in_vm,
     },
+    Level {
+        name: "vm-cluster",
+        what: "two stock kernels, 6.1 and 6.12, with an HCA each on one fabric",
+        fast: false,
+        budget: Duration::from_mins(4),
+        run: cluster_in_vm,
+    },
 ];
 
 const GROUPS: [&str; 3] = ["all", "fast", "vm"];
@@ -324,6 +331,10 @@ fn bpf_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
 
 fn rdma_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
     proved(vm::prove_rdma(bench.workspace))
+}
+
+fn cluster_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
+    proved(vm::prove_cluster(bench.workspace))
 }
 
 /// The outcome of guests, or why none can run.

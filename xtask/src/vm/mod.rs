@@ -258,15 +258,26 @@ pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
 pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
     module::compiler()?;
     let mut machines = Machines::fetch(workspace, &[Version::V6_1])?;
-    for set in [&tools::RDMA, &tools::BPFTOOL, &tools::LINUX_SOURCE] {
+    for set in [&tools::RDMA, &tools::BPFTOOL, &tools::PERFTEST, &tools::LINUX_SOURCE] {
         tools::root(workspace, set)?;
     }
     let mut scenarios = vec![Scenario::Ibtun { records: ODD_RECORDS }];
-    // With lost packets, scenario h once failed. It is run by hand until many runs have passed.
-    let steady = Fabric::value_variants().iter().filter(|&&scenario| scenario != Fabric::H);
-    scenarios.extend(steady.map(|&scenario| Scenario::Run { scenario: Some(scenario) }));
+    scenarios.extend(all_on_the_fabric());
     let built = checkpatch::check(workspace).and_then(|()| machines.build_module(workspace));
     Ok(built.and_then(|()| prove_all(workspace, &machines, &scenarios, DEADLINE)))
+}
+
+/// Like [`prove`], for two guests at once, with different kernels.
+pub(crate) fn prove_cluster(workspace: &Workspace) -> Result<Result<usize>> {
+    module::compiler()?;
+    let pair = vec![Version::V6_1, Version::V6_12];
+    let mut machines = Machines::fetch(workspace, &pair)?;
+    for set in [&tools::RDMA, &tools::BPFTOOL, &tools::PERFTEST] {
+        tools::root(workspace, set)?;
+    }
+    let built = machines.build_module(workspace);
+    let scenario = Scenario::Cluster { pair };
+    Ok(built.and_then(|()| prove_all(workspace, &machines, &[scenario], DEADLINE)))
 }
 
 /// Runs all, also after a failure. Returns how many claims hold.

@@ -63,7 +63,7 @@ pub(crate) enum Message<'a> {
     Config { port: PortNum, config: Box<PortConfig>, reregister: bool },
 }
 
-/// Room of a socket for datagrams that were not read yet, in bytes. A connection may have 64 packets on their
+/// Room of a socket for datagrams in each direction, in bytes. A connection may have 64 packets on their
 /// way, and the kernel counts up to 16 KiB for each.
 const ROOM: usize = 16 << 20;
 
@@ -199,10 +199,12 @@ impl Socket {
             Self::Udp(socket) => socket.set_nonblocking(true)?,
             Self::Unix(socket, _) => socket.set_nonblocking(true)?,
         }
-        // Beyond net.core.rmem_max only with CAP_NET_ADMIN.
+        // Beyond net.core.rmem_max and wmem_max only with CAP_NET_ADMIN.
         let fd = socket.as_fd();
         setsockopt(&fd, sockopt::RcvBufForce, &ROOM)
             .or_else(|_| setsockopt(&fd, sockopt::RcvBuf, &ROOM))?;
+        setsockopt(&fd, sockopt::SndBufForce, &ROOM)
+            .or_else(|_| setsockopt(&fd, sockopt::SndBuf, &ROOM))?;
         Ok(socket)
     }
 

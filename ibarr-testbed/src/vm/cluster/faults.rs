@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 
 use super::{A, A_PORT, B, B_PORT, Cluster, FAR, MASTER, NEAR, is_manager, other};
 use crate::report::Report;
-use crate::rig::verbs::pingpong;
-use crate::rig::{self, Connection, Place, eventually, rping, rping_from};
+use crate::rig::verbs::{self, pingpong};
+use crate::rig::{self, Connection, Place, eventually, rping, rping_from, spawn};
 
 pub(super) fn prove(report: &mut Report, cluster: &mut Cluster) {
     report.claim("the manager dies, and the standby takes over under traffic", cluster.failover());
@@ -43,10 +43,28 @@ impl Cluster {
         is_manager(Place::Other, "STANDBY")
     }
 
+    /// The client always has packets without acknowledge. One that waits for its peer would wait for ever.
     fn reset(&mut self) -> Result<()> {
-        let connection = Connection::open(0, Place::Other, FAR[0])?;
+        let options = ["-F", "-s", "4096", "-D", "600"];
+        let (mut server, words) = verbs::start("ib_write_bw", B, A, FAR[0], &options)?;
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        let sent = || -> Result<u64> {
+            Ok(rig::port_attribute(Place::Here, A_PORT, "hw_counters/tx_packets")?.parse()?)
+        };
+        let before = sent()?;
+        let client = spawn("ib_write_bw-client", Place::Here, &words)?;
+        eventually(|| {
+            ensure!(sent()? > before + 200, "no traffic: {}", client.said()?);
+            Ok(())
+        })?;
         self.other.reset()?;
-        connection.ends()
+        eventually(|| {
+            let said = client.said()?;
+            // IBV_WC_RETRY_EXC_ERR
+            ensure!(said.contains("Failed status 12"), "{said}");
+            Ok(())
+        })?;
+        server.kill()
     }
 
     fn rejoins(&mut self) -> Result<()> {

@@ -150,7 +150,8 @@ pub(crate) fn stand_for(words: &[String]) -> ExitCode {
 
 fn command(words: &[String]) -> Result<u8> {
     let mut stream = TcpStream::connect_timeout(&ADDRESS, Duration::from_secs(5))?;
-    // A kernel that has started anew refuses these, and so the command ends.
+    // If the kernel is reset, the command ends: in the middle of sending, and while it waits.
+    setsockopt(&stream, sockopt::TcpUserTimeout, &10_000)?;
     setsockopt(&stream, sockopt::KeepAlive, &true)?;
     setsockopt(&stream, sockopt::TcpKeepIdle, &2)?;
     setsockopt(&stream, sockopt::TcpKeepInterval, &2)?;

@@ -11,7 +11,7 @@ use ibarr_proto::local_view::HwAddr;
 use ibarr_user::transport::rtnetlink::{self, Nudged, Nudger};
 use nix::sys::signal::Signal;
 
-use super::{INTERFACES, PATIENCE, Place, Process, eventually, run, spawn};
+use super::{INTERFACES, Place, Process, eventually, run, spawn};
 use crate::rtnetlink::ifindex;
 
 /// rping here reads and writes the memory of the other end, and checks the data.
@@ -105,13 +105,6 @@ impl Connection {
             ensure!(!said.contains("cma event"), "{said}");
         }
         Ok(())
-    }
-
-    /// Waits until the client has ended by itself, because the other end is gone.
-    pub(crate) fn ends(mut self) -> Result<()> {
-        let status = self.client.wait(PATIENCE)?;
-        ensure!(!status.success(), "the client: {status}");
-        self.server.kill()
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
