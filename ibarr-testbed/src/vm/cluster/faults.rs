@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 
 use super::{A, A_PORT, B, B_PORT, Cluster, FAR, MASTER, NEAR, is_manager, other};
 use crate::report::Report;
-use crate::rig::verbs::{self, pingpong};
-use crate::rig::{self, Connection, Place, eventually, rping, rping_from, spawn};
+use crate::rig::verbs::{self, pingpong_lossy};
+use crate::rig::{self, Connection, Place, eventually, rping, rping_from, rping_lossy, spawn};
 
 pub(super) fn prove(report: &mut Report, cluster: &mut Cluster) {
     report.claim("the manager dies, and the standby takes over under traffic", cluster.failover());
@@ -94,7 +94,9 @@ fn cable() -> Result<()> {
 fn lossy() -> Result<()> {
     fault(&["link", "B", "--loss", "5%"])?;
     let options = ["-c", "-e", "-s", "20000", "-m", "1024", "-n", "50"];
-    let outcome = both_ways().and_then(|()| pingpong("ibv_rc_pingpong", [A, B], NEAR[0], &options));
+    let outcome = rping_lossy(Place::Here, Place::Other, FAR[0])
+        .and_then(|()| rping_lossy(Place::Other, Place::Here, NEAR[0]))
+        .and_then(|()| pingpong_lossy("ibv_rc_pingpong", [A, B], NEAR[0], &options));
     fault(&["link", "B"])?;
     outcome
 }

@@ -21,11 +21,22 @@ pub(crate) struct End<'a> {
 /// what they receive.
 pub(crate) fn pingpong(
     program: &str,
-    [server, client]: [End<'_>; 2],
+    ends: [End<'_>; 2],
     target: &str,
     options: &[&str],
 ) -> Result<()> {
-    both_end_well(program, [server, client], target, options, " iters in ")
+    both_end_well(program, ends, target, options, " iters in ")
+}
+
+/// The same while packets are lost. The server ends with an error if the acknowledge of its last message is lost:
+/// its peer has gone, and does not send it again.
+pub(crate) fn pingpong_lossy(
+    program: &str,
+    ends: [End<'_>; 2],
+    target: &str,
+    options: &[&str],
+) -> Result<()> {
+    client_ends_well(program, ends, target, options, " iters in ")?.kill()
 }
 
 /// One of perftest's programs, which measure and do not check.
@@ -52,19 +63,31 @@ pub(crate) fn perftest(
 
 fn both_end_well(
     program: &str,
-    [server, client]: [End<'_>; 2],
+    ends: [End<'_>; 2],
     target: &str,
     options: &[&str],
     says: &str,
 ) -> Result<()> {
+    let server = client_ends_well(program, ends, target, options, says)?;
+    let status = server.wait(Duration::from_secs(30))?;
+    ensure!(status.success(), "the server: {status}");
+    Ok(())
+}
+
+/// Returns the server.
+fn client_ends_well(
+    program: &str,
+    [server, client]: [End<'_>; 2],
+    target: &str,
+    options: &[&str],
+    says: &str,
+) -> Result<Process> {
     let (listening, words) = start(program, server, client, target, options)?;
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     let said = run(client.place, &words);
     let said = said.with_context(|| listening.said().unwrap_or_default())?;
     ensure!(said.contains(says), "{said}");
-    let status = listening.wait(Duration::from_secs(30))?;
-    ensure!(status.success(), "the server: {status}");
-    Ok(())
+    Ok(listening)
 }
 
 /// Starts the server, and returns it with the command of its client.

@@ -13,6 +13,8 @@
 //! In each subnet, the FLID of the other one is a LID of the router's port. A real router has FLIDs beside
 //! its LIDs; OpenSM cannot give it such.
 
+mod alias;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::ExitCode;
@@ -38,8 +40,9 @@ const ROUTER: [&str; 2] = ["0x0000000000300001", "0x0000000000300002"];
 const A_PORT: &str = "ibtun0/ports/1";
 const A_SECOND: &str = "ibtun0/ports/2";
 const B_PORT: &str = "ibtun1/ports/1";
+const R_PORT: &str = "ibtun2/ports/1";
 const SM_PORT: &str = "ibtun3/ports/1";
-const ALL: [&str; 6] = [A_PORT, A_SECOND, B_PORT, "ibtun2/ports/1", "ibtun2/ports/2", SM_PORT];
+const ALL: [&str; 6] = [A_PORT, A_SECOND, B_PORT, R_PORT, "ibtun2/ports/2", SM_PORT];
 
 const NEAR: &str = "10.1.0.1";
 const FAR: &str = "10.2.0.1";
@@ -85,6 +88,7 @@ fn prove(report: &mut Report, subnets: &mut Subnets) {
     );
     report.claim("with LMC 2, the FLIDs are other LIDs of the router than its path's", lmc(&here));
     report.claim("with quality of service, packets have the path's service level", level());
+    report.claim("alias GIDs that OpenSM gives have paths and connections", alias::works(&here));
     report.claim("a bond of two IPoIB interfaces stands in for the first one", bond(&here));
     report
         .claim("it fails over while pings go on, and is found by its other port", failover(&here));

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Alias GIDs: a port asks its subnet administrator for a further GUID, and uses the GID.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use ibarr_common::ib::{Gid, Lid, Sl};
+use ibarr_common::wire::mad::{self, Mad};
+use ibarr_common::wire::umad::{HEADER_LEN, MAX_LEN, PKeyIndex, Send};
+use ibarr_user::control::messages::{PathRequest, Request, Text};
+use ibarr_user::sys::umad::{Device, Opened};
+
+use super::{A_PORT, B_PORT, R_PORT, connection, gid};
+use crate::rig::verbs::{End, pingpong};
+use crate::rig::{self, Ibarr, Place, eventually};
+
+/// The further GUIDs.
+const A_GUID: u64 = 0x0011_2233_4455_0001;
+const R_GUID: u64 = 0x0011_2233_4455_0002;
+
+/// A's alias has a path to the other subnet, and packets of a connection between aliases have them.
+pub(super) fn works(here: &Ibarr) -> Result<()> {
+    let aliases = [add(A_PORT, A_GUID)?, add(R_PORT, R_GUID)?];
+    let path = PathRequest {
+        dgid: Text(gid(B_PORT)?),
+        sgid: Some(Text(aliases[0])),
+        port: None,
+        pkey: None,
+        fresh: false,
+    };
+    let answer = eventually(|| here.ask(&Request::Path { path: path.clone() }))?;
+    let sgid = format!("\"sgid\":\"{}\"", aliases[0]);
+    ensure!(answer.to_string().contains(&sgid), "no {sgid}: {answer}");
+
+    let end = |device| End { place: Place::Here, device, port: "1" };
+    let ends = [end("ibtun2"), end("ibtun0")];
+    let options = ["-c", "-e", "-s", "5000", "-n", "50", "-g", "1"];
+    let seen = connection(|| pingpong("ibv_rc_pingpong", ends, "127.0.0.1", &options))?;
+    for alias in aliases {
+        let sent = seen.iter().filter(|one| one.sgid == alias).count();
+        ensure!(sent > 50, "{sent} packets of {alias}");
+    }
+    Ok(())
+}
+
+/// Gives a port another GUID, and waits until the kernel has the GID.
+fn add(port: &str, guid: u64) -> Result<Gid> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(ask(port, guid))?;
+    eventually(|| {
+        let has: Gid = rig::port_attribute(Place::Here, port, "gids/1")?.parse()?;
+        ensure!(has.guid().get() == guid, "{port} has {has}");
+        Ok(has)
+    })
+}
+
+/// SubnAdmSet(GUIDInfoRecord) of the second entry (IBA volume 1, 15.2.5.18).
+async fn ask(port: &str, guid: u64) -> Result<()> {
+    const SET: u8 = 2;
+    const GUID_INFO_RECORD: u16 = 0x30;
+    // LID, block number, and the second GUID.
+    const COMPONENTS: u64 = 1 | 1 << 1 | 1 << 5;
+    let own = lid(port, "lid")?;
+    let mut octets = [0; mad::LEN];
+    // Version 1, class SubnAdm, its version 2.
+    octets[..4].copy_from_slice(&[1, 3, 2, SET]);
+    octets[8..16].copy_from_slice(&guid.to_be_bytes());
+    octets[16..18].copy_from_slice(&GUID_INFO_RECORD.to_be_bytes());
+    octets[48..56].copy_from_slice(&COMPONENTS.to_be_bytes());
+    octets[56..58].copy_from_slice(&own.get().to_be_bytes());
+    octets[72..80].copy_from_slice(&guid.to_be_bytes());
+
+    let device = Device::adopt(Opened::open(Path::new(&umad(port)?))?)?;
+    let request = Send {
+        agent: device.agent(),
+        to: lid(port, "sm_lid")?,
+        sl: Sl::default(),
+        pkey_index: PKeyIndex(0),
+        timeout: Some(Duration::from_secs(2)),
+        mad: Mad::from_octets(octets),
+    };
+    device.write(request.emit().as_ref())?;
+    let mut answer = [0; MAX_LEN];
+    let read = device.read(&mut answer);
+    tokio::time::timeout(Duration::from_secs(10), read).await.context("no answer")??;
+    let status = &answer[HEADER_LEN + 4..HEADER_LEN + 6];
+    ensure!(answer[HEADER_LEN + 3] == 0x81 && *status == [0, 0], "status {status:?}");
+    Ok(())
+}
+
+fn lid(port: &str, name: &str) -> Result<Lid> {
+    let text = rig::port_attribute(Place::Here, port, name)?;
+    let lid = u16::from_str_radix(text.trim_start_matches("0x"), 16)?;
+    Lid::new(lid).with_context(|| format!("{port} has no {name}"))
+}
+
+/// The umad device of a port.
+fn umad(port: &str) -> Result<String> {
+    let (device, number) = port.split_once("/ports/").context("a port")?;
+    for entry in fs::read_dir("/sys/class/infiniband_mad")? {
+        let path = entry?.path();
+        let read = |name: &str| fs::read_to_string(path.join(name)).unwrap_or_default();
+        let name = path.file_name().and_then(|name| name.to_str()).context("a name")?;
+        let is_umad = name.starts_with("umad");
+        if is_umad && read("ibdev").trim() == device && read("port").trim() == number {
+            return Ok(format!("/dev/infiniband/{name}"));
+        }
+    }
+    anyhow::bail!("{port} has no umad device")
+}
