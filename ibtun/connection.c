@@ -39,6 +39,7 @@ void ibtun_notify_reset(struct rvt_qp *qp)
 	struct ibtun_qp *own = qp->priv;
 	unsigned int index;
 
+	ibtun_faults_end(own);
 	own->wire = false;
 	own->events = 0;
 	own->sent = 0;
@@ -81,13 +82,13 @@ void ibtun_fail_connection(struct rvt_qp *qp, enum ib_wc_status status)
 		own->events |= BIT(IB_EVENT_QP_LAST_WQE_REACHED);
 }
 
-static void ibtun_lock(struct rvt_qp *qp, unsigned long *flags)
+void ibtun_lock(struct rvt_qp *qp, unsigned long *flags)
 {
 	spin_lock_irqsave(&qp->r_lock, *flags);
 	spin_lock(&qp->s_lock);
 }
 
-static void ibtun_unlock(struct rvt_qp *qp, unsigned long flags)
+void ibtun_unlock(struct rvt_qp *qp, unsigned long flags)
 {
 	struct ibtun_qp *own = qp->priv;
 	unsigned long events = own->events;
@@ -161,7 +162,7 @@ void ibtun_send_frame(struct ibtun_hca *hca, struct rvt_qp *qp, const struct ibt
 		memset((void *)to + frame->length, 0, pad);
 		ibtun_gather(to, from, frame->length);
 	}
-	ibtun_transmit(hca, port, packet);
+	ibtun_transmit(hca, qp, packet, frame->length);
 }
 
 void ibtun_send_connected(struct ibtun_hca *hca, struct rvt_qp *qp)

@@ -345,10 +345,11 @@ union ibtun_argument {
 	struct ibtun_guids guids;
 	struct ibtun_event event;
 	struct ibtun_stats stats;
+	struct ibtun_fault fault;
 };
 
-static long ibtun_ioctl_port(struct ibtun_hca *hca, unsigned int command,
-			     union ibtun_argument *argument)
+static long ibtun_ioctl_hca(struct ibtun_hca *hca, unsigned int command,
+			    union ibtun_argument *argument)
 {
 	switch (command) {
 	case IBTUN_SET_PORT:
@@ -363,6 +364,8 @@ static long ibtun_ioctl_port(struct ibtun_hca *hca, unsigned int command,
 		return ibtun_port_event(hca, &argument->event);
 	case IBTUN_GET_STATS:
 		return ibtun_port_stats(hca, &argument->stats);
+	case IBTUN_FAULT:
+		return ibtun_fault(hca, &argument->fault);
 	default:
 		return -ENOTTY;
 	}
@@ -389,7 +392,7 @@ static long ibtun_ioctl(struct file *file, unsigned int command, unsigned long a
 	err = -EFAULT;
 	if (copy_from_user(argument, user, size))
 		goto out;
-	err = ibtun_ioctl_port(hca, command, argument);
+	err = ibtun_ioctl_hca(hca, command, argument);
 	if (!err && (_IOC_DIR(command) & _IOC_READ) && copy_to_user(user, argument, size))
 		err = -EFAULT;
 out:

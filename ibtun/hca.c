@@ -53,6 +53,7 @@ static void *ibtun_qp_priv_alloc(struct rvt_dev_info *rdi, struct rvt_qp *qp)
 		return ERR_PTR(-ENOMEM);
 	own->qp = qp;
 	INIT_WORK(&own->send, ibtun_send_work);
+	INIT_DELAYED_WORK(&own->ack, ibtun_ack_work);
 	INIT_LIST_HEAD(&own->waiting);
 	return own;
 }
@@ -76,6 +77,8 @@ static void ibtun_stop_send(struct rvt_qp *qp)
 	struct ibtun_qp *own = qp->priv;
 
 	ibtun_queue_forget(ibtun_from_ib(qp->ibqp.device), own);
+	/* Each may start the other, but not once the queue pair is reset. */
+	cancel_delayed_work_sync(&own->ack);
 	cancel_work_sync(&own->send);
 }
 

@@ -4,7 +4,8 @@
  *
  * device.c is the character device: descriptors, records, ioctls. hca.c makes
  * and unmakes an HCA on rdmavt. port.c holds what a port is told about itself.
- * send.c and receive.c turn work requests into packets and back. Connections
+ * send.c and receive.c turn work requests into packets and back. fault.c breaks
+ * things on purpose. Connections
  * over the wire: connection.c has what both ends share, requester.c asks,
  * responder.c answers, message.c receives SEND and RDMA WRITE.
  */
@@ -122,6 +123,15 @@ struct ibtun_qp {
 	struct list_head waiting;	/* in hca->waiting, under hca->lock */
 	bool wire;			/* connected over the wire */
 	unsigned long events;		/* BIT(enum ib_event_type), to be told unlocked */
+
+	/* faults: packets that are still to be broken */
+	u32 drops;
+	u32 duplicates;
+	u32 corruptions;
+	u32 ack_delay;			/* us */
+	bool ack_held;			/* until: */
+	unsigned long ack_due;		/* jiffies */
+	struct delayed_work ack;
 
 	/* requester */
 	u32 sent;			/* the PSN behind all that were ever sent */
@@ -266,14 +276,24 @@ bool ibtun_may_send(const struct ibtun_hca_port *port, bool management);
 struct ibtun_hca_port *ibtun_port_here(struct ibtun_hca *hca, struct rvt_qp *qp);
 __be32 *ibtun_put_path(__be32 *to, const struct ibtun_hca_port *port,
 		       const struct rdma_ah_attr *attr, bool management, u32 words);
-void ibtun_transmit(struct ibtun_hca *hca, struct ibtun_hca_port *port,
-		    struct ibtun_packet *packet);
+void ibtun_transmit(struct ibtun_hca *hca, struct rvt_qp *qp, struct ibtun_packet *packet,
+		    u32 payload);
 
 /* receive.c */
 void ibtun_receive(struct ibtun_hca *hca, struct ibtun_hca_port *port, const __be32 *words,
 		   u32 length);
 
+/* fault.c */
+int ibtun_fault(struct ibtun_hca *hca, const struct ibtun_fault *fault);
+void ibtun_faults_end(struct ibtun_qp *own);
+bool ibtun_is_dropped(struct rvt_qp *qp);
+struct ibtun_packet *ibtun_damage(struct rvt_qp *qp, struct ibtun_packet *packet, u32 payload);
+void ibtun_ack_work(struct work_struct *work);
+bool ibtun_hold_ack(struct ibtun_hca *hca, struct rvt_qp *qp);
+
 /* connection.c */
+void ibtun_lock(struct rvt_qp *qp, unsigned long *flags);
+void ibtun_unlock(struct rvt_qp *qp, unsigned long flags);
 void ibtun_modify_qp(struct rvt_qp *qp, struct ib_qp_attr *attr, int mask,
 		     struct ib_udata *udata);
 void ibtun_notify_reset(struct rvt_qp *qp);

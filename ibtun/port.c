@@ -36,6 +36,10 @@ const struct rdma_stat_desc ibtun_counter_names[IBTUN_COUNTERS] = {
 	[IBTUN_RC_SEQUENCE_NAKS].name = "rc_sequence_naks",
 	[IBTUN_RC_RNR_NAKS].name = "rc_rnr_naks",
 	[IBTUN_RC_LOST_RESPONSES].name = "rc_lost_responses",
+	[IBTUN_FAULT_DROPS].name = "fault_drops",
+	[IBTUN_FAULT_DUPLICATES].name = "fault_duplicates",
+	[IBTUN_FAULT_CORRUPTIONS].name = "fault_corruptions",
+	[IBTUN_FAULT_DELAYS].name = "fault_delays",
 };
 
 void ibtun_port_init(struct ibtun_hca *hca, u8 number, __be64 guid)

@@ -179,7 +179,7 @@ bool ibtun_send_answers(struct ibtun_hca *hca, struct rvt_qp *qp, unsigned int *
 		qp->s_tail_ack_queue = ibtun_ring_next(qp, qp->s_tail_ack_queue);
 		own->response_psn = qp->s_ack_queue[qp->s_tail_ack_queue].psn;
 	}
-	if (own->answer && ibtun_can(qp, RVT_PROCESS_RECV_OK))
+	if (own->answer && ibtun_can(qp, RVT_PROCESS_RECV_OK) && !ibtun_hold_ack(hca, qp))
 		ibtun_send_acknowledge(hca, qp);
 	return false;
 }

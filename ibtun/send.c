@@ -102,8 +102,8 @@ __be32 *ibtun_put_path(__be32 *to, const struct ibtun_hca_port *port,
 }
 
 /* Hands the packet to the process. What is lost here, a wire could lose. */
-void ibtun_transmit(struct ibtun_hca *hca, struct ibtun_hca_port *port,
-		    struct ibtun_packet *packet)
+static void ibtun_hand_over(struct ibtun_hca *hca, struct ibtun_hca_port *port,
+			    struct ibtun_packet *packet)
 {
 	u32 length = packet->record.length - sizeof(packet->record);
 
@@ -113,6 +113,26 @@ void ibtun_transmit(struct ibtun_hca *hca, struct ibtun_hca_port *port,
 	}
 	ibtun_count(port, IBTUN_TX_PACKETS);
 	ibtun_add(port, IBTUN_TX_BYTES, length);
+}
+
+/*
+ * Sends a packet with so many bytes of payload, as whole as the faults of its
+ * queue pair let it be. Both locks of the queue pair are held.
+ */
+void ibtun_transmit(struct ibtun_hca *hca, struct rvt_qp *qp, struct ibtun_packet *packet,
+		    u32 payload)
+{
+	struct ibtun_hca_port *port = ibtun_port_of(qp);
+	struct ibtun_packet *again;
+
+	if (ibtun_is_dropped(qp)) {
+		kfree(packet);
+		return;
+	}
+	again = ibtun_damage(qp, packet, payload);
+	ibtun_hand_over(hca, port, packet);
+	if (again)
+		ibtun_hand_over(hca, port, again);
 }
 
 static u16 ibtun_pkey_of(struct ibtun_hca *hca, const struct ibtun_hca_port *port,
@@ -209,7 +229,7 @@ static void ibtun_send_packet(struct ibtun_hca *hca, struct rvt_qp *qp, struct r
 	to = ibtun_put_path(packet->body, port, attr, management, words);
 	to = ibtun_put_bth(to, qp, wqe, pkey, pad);
 	ibtun_put_payload(to, qp, wqe, pad);
-	ibtun_transmit(hca, port, packet);
+	ibtun_transmit(hca, qp, packet, wqe->length);
 }
 
 static bool ibtun_has_requests(struct rvt_qp *qp)

@@ -33,6 +33,25 @@ pub const CAPABILITIES: u8 = 2;
 /// `IBTUN_EVENT_CLIENT_REREGISTER`.
 pub const EVENT_CLIENT_REREGISTER: u8 = 1;
 
+/// `IBTUN_MAX_FAULTS`.
+pub const MAX_FAULTS: u32 = 1_000_000;
+/// `IBTUN_MAX_DELAY`: in microseconds.
+pub const MAX_DELAY: u32 = 10_000_000;
+
+/// `enum ibtun_fault_kind`: what breaks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u8)]
+pub enum FaultKind {
+    QueuePair = 1,
+    SendCq = 2,
+    ReceiveCq = 3,
+    Srq = 4,
+    Drop = 5,
+    Duplicate = 6,
+    Corrupt = 7,
+    DelayAcks = 8,
+}
+
 /// `struct ibtun_record`: the header of every record.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
@@ -126,10 +145,22 @@ pub struct Stats {
     pub counter: [u64; MAX_COUNTERS],
 }
 
+/// `struct ibtun_fault`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[repr(C)]
+pub struct Fault {
+    pub qpn: u32,
+    /// A [`FaultKind`].
+    pub kind: u8,
+    pub reserved: [u8; 3],
+    pub count: u32,
+    pub delay: u32,
+}
+
 /// Numbers for ioctl(2): `IBTUN_CREATE` and others. Each reads or writes a value of the type that
 /// its name says.
 pub mod ioctl {
-    use super::{Create, Event, Guids, PKeys, Port, Stats};
+    use super::{Create, Event, Fault, Guids, PKeys, Port, Stats};
 
     /// Reads and writes [`Create`].
     pub const CREATE: u32 = number(READ | WRITE, 0x00, size_of::<Create>());
@@ -145,6 +176,9 @@ pub mod ioctl {
     pub const EVENT: u32 = number(WRITE, 0x05, size_of::<Event>());
     /// Reads and writes [`Stats`].
     pub const GET_STATS: u32 = number(READ | WRITE, 0x06, size_of::<Stats>());
+
+    /// Reads [`Fault`].
+    pub const FAULT: u32 = number(WRITE, 0x07, size_of::<Fault>());
 
     /// `IBTUN_IOC_MAGIC`.
     pub(super) const MAGIC: u32 = 0xb7;
@@ -288,6 +322,7 @@ mod tests {
         is_laid_out_as!("ibtun_guids", Guids, port, reserved, count, reserved2, guid);
         is_laid_out_as!("ibtun_event", Event, port, event, reserved, reserved2);
         is_laid_out_as!("ibtun_stats", Stats, port, reserved, counter);
+        is_laid_out_as!("ibtun_fault", Fault, qpn, kind, reserved, count, delay);
     }
 
     #[test]
@@ -302,6 +337,16 @@ mod tests {
             ("IBTUN_PACKET", PACKET.into()),
             ("IBTUN_CAPABILITIES", CAPABILITIES.into()),
             ("IBTUN_EVENT_CLIENT_REREGISTER", EVENT_CLIENT_REREGISTER.into()),
+            ("IBTUN_MAX_FAULTS", usize::try_from(MAX_FAULTS).unwrap()),
+            ("IBTUN_MAX_DELAY", usize::try_from(MAX_DELAY).unwrap()),
+            ("IBTUN_FAULT_QP", FaultKind::QueuePair as usize),
+            ("IBTUN_FAULT_SEND_CQ", FaultKind::SendCq as usize),
+            ("IBTUN_FAULT_RECV_CQ", FaultKind::ReceiveCq as usize),
+            ("IBTUN_FAULT_SRQ", FaultKind::Srq as usize),
+            ("IBTUN_FAULT_DROP", FaultKind::Drop as usize),
+            ("IBTUN_FAULT_DUPLICATE", FaultKind::Duplicate as usize),
+            ("IBTUN_FAULT_CORRUPT", FaultKind::Corrupt as usize),
+            ("IBTUN_FAULT_DELAY_ACKS", FaultKind::DelayAcks as usize),
             ("IBTUN_IOC_MAGIC", usize::try_from(ioctl::MAGIC).unwrap()),
         ] {
             assert_eq!(constants.get(name), Some(&value), "{name}");
@@ -319,6 +364,7 @@ mod tests {
             ("IBTUN_SET_GUIDS", ioctl::SET_GUIDS),
             ("IBTUN_EVENT", ioctl::EVENT),
             ("IBTUN_GET_STATS", ioctl::GET_STATS),
+            ("IBTUN_FAULT", ioctl::FAULT),
         ];
         let code = code();
         let defined: Vec<_> = code

@@ -12,7 +12,7 @@ use rand_core::{Rng, SeedableRng as _};
 
 use super::{active, counter, returned};
 use crate::report::Report;
-use crate::sys::ibtun::{self as sys, Event, Guids, Ibtun, PKeys, Port};
+use crate::sys::ibtun::{self as sys, Event, Fault, Guids, Ibtun, PKeys, Port};
 
 const SEED: u64 = 6;
 const IOCTLS: u32 = 100_000;
@@ -128,7 +128,7 @@ pub(super) fn ioctls(device: &Ibtun) -> Result<()> {
         // Small numbers, so that some of them are valid.
         let small = |at: usize, below: u8| bytes[at] % below;
         let port = small(0, 4);
-        let done = match small(1, 4) {
+        let done = match small(1, 5) {
             0 => device.set_port(&Port {
                 port,
                 state: small(2, 6),
@@ -171,12 +171,22 @@ pub(super) fn ioctls(device: &Ibtun) -> Result<()> {
                 guids.guid[1..].iter_mut().for_each(|guid| random.fill_bytes(guid));
                 device.set_guids(&guids)
             }
+            3 => device.fault(&Fault {
+                // IPoIB has one of these.
+                qpn: small(2, 24).into(),
+                kind: small(3, 10),
+                reserved: [0, 0, small(4, 8) / 7],
+                count: small(5, 2).into(),
+                delay: small(6, 2).into(),
+            }),
             _ => device.event(Event { port, event: small(2, 8), ..Event::default() }),
         };
         match done {
             Ok(()) => taken += 1,
             Err(error) => {
-                ensure!(error.raw_os_error() == Some(Errno::EINVAL as i32), "gave {error}");
+                let known = [Errno::EINVAL, Errno::ENOENT, Errno::EALREADY, Errno::EOPNOTSUPP];
+                let is_known = |errno: &Errno| error.raw_os_error() == Some(*errno as i32);
+                ensure!(known.iter().any(is_known), "gave {error}");
             }
         }
         if (1..=2).contains(&port) {

@@ -106,6 +106,7 @@ fn nothing_without_hca() -> Result<()> {
     let device = Ibtun::open().context("/dev/ibtun")?;
     is_refused(device.write(&[0; 16]), Errno::ENXIO, "write")?;
     is_refused(device.port(1), Errno::ENXIO, "IBTUN_GET_PORT")?;
+    is_refused(device.fault(&sys::Fault::default()), Errno::ENXIO, "IBTUN_FAULT")?;
     is_refused(device.set_port(&Port::default()), Errno::ENXIO, "IBTUN_SET_PORT")
 }
 

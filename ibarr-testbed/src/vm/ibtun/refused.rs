@@ -6,7 +6,7 @@ use anyhow::Result;
 use nix::errno::Errno;
 
 use super::{active, create, is_refused, returned};
-use crate::sys::ibtun::{self as sys, Create, Event, Guids, Ibtun, PKeys, Port};
+use crate::sys::ibtun::{self as sys, Create, Event, Fault, FaultKind, Guids, Ibtun, PKeys, Port};
 
 pub(super) fn creates() -> Result<()> {
     let good = create();
@@ -88,8 +88,33 @@ pub(super) fn values(device: &Ibtun) -> Result<()> {
         let event = Event { port, event, ..Event::default() };
         is_refused(device.event(event), Errno::EINVAL, &format!("{event:?}"))?;
     }
+    faults(device)?;
     is_refused(device.stats(0), Errno::EINVAL, "counters of port 0")?;
     is_refused(device.port(17), Errno::EINVAL, "port 17")
+}
+
+fn faults(device: &Ibtun) -> Result<()> {
+    let good = Fault { qpn: 17, kind: FaultKind::Drop as u8, count: 1, ..Fault::default() };
+    for (what, fault) in [
+        ("fault 0", Fault { kind: 0, ..good }),
+        ("fault 9", Fault { kind: 9, ..good }),
+        ("fault of QP 0", Fault { qpn: 0, ..good }),
+        ("fault of QP 1", Fault { qpn: 1, ..good }),
+        ("fault of the QP of multicast", Fault { qpn: 0xff_ffff, ..good }),
+        ("fault of a QP beyond 24 bits", Fault { qpn: 0x100_0011, ..good }),
+        ("fault of 1000001 packets", Fault { count: 1_000_001, ..good }),
+        ("drops with a delay", Fault { delay: 1, ..good }),
+        ("error with a count", Fault { kind: FaultKind::QueuePair as u8, ..good }),
+        ("delay with a count", Fault { kind: FaultKind::DelayAcks as u8, ..good }),
+        (
+            "delay of more than 10 s",
+            Fault { kind: FaultKind::DelayAcks as u8, count: 0, delay: 10_000_001, ..good },
+        ),
+        ("fault with a reserved field", Fault { reserved: [0, 0, 1], ..good }),
+    ] {
+        is_refused(device.fault(&fault), Errno::EINVAL, what)?;
+    }
+    is_refused(device.fault(&good), Errno::ENOENT, "fault of a QP that does not exist")
 }
 
 pub(super) fn records(device: &Ibtun, sent: Option<&[u8]>) -> Result<()> {

@@ -194,6 +194,10 @@ enum ibtun_counter {
 	IBTUN_RC_SEQUENCE_NAKS,	/* received: packets were lost on the way there */
 	IBTUN_RC_RNR_NAKS,	/* received: the peer had posted no receive */
 	IBTUN_RC_LOST_RESPONSES,	/* packets were lost on the way back */
+	IBTUN_FAULT_DROPS,	/* what IBTUN_FAULT did to packets that were sent */
+	IBTUN_FAULT_DUPLICATES,
+	IBTUN_FAULT_CORRUPTIONS,
+	IBTUN_FAULT_DELAYS,	/* acknowledges */
 	IBTUN_COUNTERS
 };
 
@@ -204,6 +208,74 @@ struct ibtun_stats {
 	__u8 port;
 	__u8 reserved[7];
 	__u64 counter[IBTUN_MAX_COUNTERS];
+};
+
+/*
+ * Breaks something on purpose. A completion queue and a shared receive queue
+ * have no numbers: a queue pair that uses them says which one is meant.
+ *
+ * ENOENT if there is no such queue pair, or it has no shared receive queue.
+ * EALREADY if what shall go into error is there already. EOPNOTSUPP for
+ * packets of a connection that does not go over the descriptor, EINVAL for
+ * the queue pairs 0 and 1.
+ */
+struct ibtun_fault {
+	__u32 qpn;		/* 2..0xfffffe */
+	__u8 kind;		/* enum ibtun_fault_kind */
+	__u8 reserved[3];
+	__u32 count;		/* packets; 0..IBTUN_MAX_FAULTS, 0 ends it */
+	__u32 delay;		/* microseconds; 0..IBTUN_MAX_DELAY, 0 ends it */
+};
+
+#define IBTUN_MAX_FAULTS	1000000
+#define IBTUN_MAX_DELAY		10000000
+
+enum ibtun_fault_kind {
+	/*
+	 * These take neither count nor delay.
+	 *
+	 * The queue pair goes into the error state, all its work is flushed,
+	 * and its consumer gets QP_FATAL.
+	 */
+	IBTUN_FAULT_QP = 1,
+	/*
+	 * The completion queue of sends, or of receives, takes no more
+	 * completions. Its consumer gets CQ_ERR, at once and for each
+	 * completion that is lost.
+	 */
+	IBTUN_FAULT_SEND_CQ = 2,
+	IBTUN_FAULT_RECV_CQ = 3,
+	/*
+	 * The consumer of the shared receive queue gets SRQ_ERR. All queue
+	 * pairs that use it go into error as with IBTUN_FAULT_QP.
+	 */
+	IBTUN_FAULT_SRQ = 4,
+	/*
+	 * These take a count: what happens to so many packets that the queue
+	 * pair sends next. For what it shall not receive, break its peer. A
+	 * new count replaces what is left of the old one. Of several kinds
+	 * each has its own count, and a packet that is dropped counts for no
+	 * other. All end when the queue pair is reset.
+	 *
+	 * The packet is not sent.
+	 */
+	IBTUN_FAULT_DROP = 5,
+	/* The packet is sent twice. */
+	IBTUN_FAULT_DUPLICATE = 6,
+	/*
+	 * All bits of the last byte of the packet's payload are inverted. Its
+	 * headers stay as they are, and as no record has an ICRC, the receiver
+	 * takes the wrong byte for data. Packets without payload stay whole
+	 * and do not count.
+	 */
+	IBTUN_FAULT_CORRUPT = 7,
+	/*
+	 * This takes a delay: an RC queue pair sends each acknowledge, be it
+	 * positive or negative, at least so much later. The kernel rounds up
+	 * to its ticks. Acknowledges that become due meanwhile are one.
+	 * Responses of reads and atomics are not delayed.
+	 */
+	IBTUN_FAULT_DELAY_ACKS = 8,
 };
 
 #define IBTUN_IOC_MAGIC		0xb7
@@ -218,5 +290,6 @@ struct ibtun_stats {
 #define IBTUN_EVENT	_IOW(IBTUN_IOC_MAGIC, 0x05, struct ibtun_event)
 /* .port says which. */
 #define IBTUN_GET_STATS	_IOWR(IBTUN_IOC_MAGIC, 0x06, struct ibtun_stats)
+#define IBTUN_FAULT	_IOW(IBTUN_IOC_MAGIC, 0x07, struct ibtun_fault)
 
 #endif /* _UAPI_RDMA_IBTUN_H */
