@@ -31,6 +31,7 @@ void ibtun_modify_qp(struct rvt_qp *qp, struct ib_qp_attr *attr, int mask, struc
 		own->sent = qp->s_psn;
 	if ((mask & IB_QP_STATE) && attr->qp_state == IB_QPS_RTR)
 		own->wire = !READ_ONCE(ibtun_loopback) || !ibtun_port_here(hca, qp);
+	ibtun_check_attributes(qp, attr, mask);
 }
 
 /* The queue pair will be used again. rdmavt has let go of all memory. */
@@ -41,6 +42,7 @@ void ibtun_notify_reset(struct rvt_qp *qp)
 
 	ibtun_faults_end(own);
 	own->wire = false;
+	own->warned = 0;
 	own->events = 0;
 	own->sent = 0;
 	own->recovering = false;

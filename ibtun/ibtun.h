@@ -5,7 +5,7 @@
  * device.c is the character device: descriptors, records, ioctls. hca.c makes
  * and unmakes an HCA on rdmavt. port.c holds what a port is told about itself.
  * send.c and receive.c turn work requests into packets and back. fault.c breaks
- * things on purpose. Connections
+ * things on purpose. manners.c warns of callers that rely on too much. Connections
  * over the wire: connection.c has what both ends share, requester.c asks,
  * responder.c answers, message.c receives SEND and RDMA WRITE.
  */
@@ -122,6 +122,7 @@ struct ibtun_qp {
 	struct work_struct send;
 	struct list_head waiting;	/* in hca->waiting, under hca->lock */
 	bool wire;			/* connected over the wire */
+	unsigned long warned;		/* BIT(enum ibtun_manner) */
 	unsigned long events;		/* BIT(enum ib_event_type), to be told unlocked */
 
 	/* faults: packets that are still to be broken */
@@ -282,6 +283,14 @@ void ibtun_transmit(struct ibtun_hca *hca, struct rvt_qp *qp, struct ibtun_packe
 /* receive.c */
 void ibtun_receive(struct ibtun_hca *hca, struct ibtun_hca_port *port, const __be32 *words,
 		   u32 length);
+
+/* manners.c */
+enum ibtun_manner {
+	IBTUN_NO_TIMEOUT,
+	IBTUN_LARGE_MTU,
+};
+
+void ibtun_check_attributes(struct rvt_qp *qp, const struct ib_qp_attr *attr, int mask);
 
 /* fault.c */
 int ibtun_fault(struct ibtun_hca *hca, const struct ibtun_fault *fault);
