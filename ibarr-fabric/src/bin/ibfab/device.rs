@@ -9,12 +9,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use ibarr_common::ib::{Lid, PKey, PortNum};
 use ibarr_common::wire::packet;
 use ibarr_fabric::PortConfig;
 use ibarr_fabric::ibtun::{self, CAPABILITIES, PACKET, VERSION};
 use ibarr_fabric::topology::Node;
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
@@ -116,6 +117,19 @@ impl Device {
             .and_then(|()| sys::set_port(fd, &port_info(number, config)))
             .and_then(|()| if reregister { sys::reregister(fd, number) } else { Ok(()) })
             .with_context(|| format!("{}: cannot set port {port} to {config:?}", self.name))
+    }
+
+    /// Breaks a queue pair.
+    pub(crate) fn fault(&self, fault: &ibtun::Fault) -> anyhow::Result<()> {
+        let qp = format!("queue pair {} of {}", fault.qpn, self.name);
+        sys::fault(self.file.as_fd(), fault).map_err(|errno| match errno {
+            Errno::ENOENT => {
+                anyhow!("no {qp}, or no such queue of it: `rdma resource show qp` lists them")
+            }
+            Errno::EALREADY => anyhow!("{qp} is in error already"),
+            Errno::EOPNOTSUPP => anyhow!("{qp} has no connection that crosses the fabric"),
+            errno => anyhow!("{qp}: {errno}"),
+        })
     }
 }
 

@@ -21,7 +21,7 @@ use crate::cli::RunArgs;
 use crate::control::Control;
 use crate::device::{BUFFER_LEN, Device, Record};
 use crate::remote::Hosts;
-use crate::show;
+use crate::show::{self, Action};
 use crate::simulator::Simulator;
 
 pub(crate) fn run(args: &RunArgs, control: &Path) -> anyhow::Result<()> {
@@ -105,9 +105,16 @@ impl Engine {
             hosts.forget_silent(&mut self.fabric, now);
         }
         self.control.serve(|words| {
-            let (text, fault) = show::answer(&mut self.fabric, words)?;
-            if let Some(fault) = fault {
-                self.fabric.handle_input(now, Input::Fault(fault));
+            let (text, action) = show::answer(&mut self.fabric, words)?;
+            match action {
+                Some(Action::Fault(fault)) => self.fabric.handle_input(now, Input::Fault(fault)),
+                Some(Action::Device { name, faults }) => {
+                    let mut devices = self.devices.iter().map(|(_, device)| device);
+                    let device = devices.find(|device| device.name() == name);
+                    let device = device.with_context(|| format!("no device {name}"))?;
+                    faults.iter().try_for_each(|fault| device.fault(fault))?;
+                }
+                None => {}
             }
             Ok(text)
         });

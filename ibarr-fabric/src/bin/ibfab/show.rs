@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The commands `ibfab show` and `ibfab fault`, as the fabric executes them.
+//! The commands of the control socket, as the fabric executes them.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::smp::{NodeType, PortState};
+use ibarr_fabric::ibtun::{self, FaultKind, MAX_DELAY, MAX_FAULTS};
 use ibarr_fabric::topology::PortId;
 use ibarr_fabric::{Fabric, Fault, LinkFault};
 
@@ -58,6 +59,9 @@ pub(crate) enum FaultCommand {
         port: String,
         to: Switched,
     },
+    /// Break a queue pair of a device of this machine; without an option, its packets are whole again
+    #[command(name = "qp")]
+    QueuePair(QueuePairArgs),
 }
 
 #[derive(Args, Clone, Debug)]
@@ -76,6 +80,67 @@ pub(crate) struct LinkArgs {
     /// Random additional delay up to this; packets overtake each other
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     jitter: Option<Duration>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct QueuePairArgs {
+    /// Device and number, as in `rdma resource show qp`, such as ibtun0/17
+    #[arg(value_name = "DEVICE/QPN", value_parser = queue_pair)]
+    queue_pair: (String, u32),
+    /// Put it, or one of its queues, into error
+    #[arg(long, value_name = "WHAT")]
+    error: Option<Broken>,
+    /// Drop so many of the packets that it sends next
+    #[arg(long, value_name = "NUMBER", value_parser = packets())]
+    drop: Option<u32>,
+    /// Send so many of its next packets twice
+    #[arg(long, value_name = "NUMBER", value_parser = packets())]
+    duplicate: Option<u32>,
+    /// Invert the last byte of the payload of so many packets that it sends next
+    #[arg(long, value_name = "NUMBER", value_parser = packets())]
+    corrupt: Option<u32>,
+    /// Send its acknowledges so much later, such as 50ms; 0s ends it
+    #[arg(long, value_name = "TIME", value_parser = ack_delay)]
+    delay_acks: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Broken {
+    /// The queue pair
+    Qp,
+    /// The completion queue of its sends
+    SendCq,
+    /// The completion queue of its receives
+    ReceiveCq,
+    /// Its shared receive queue
+    Srq,
+}
+
+fn queue_pair(text: &str) -> Result<(String, u32), String> {
+    let (device, number) = text.split_once('/').ok_or("write it like ibtun0/17")?;
+    Ok((device.to_owned(), number.parse().map_err(|_| "write it like ibtun0/17")?))
+}
+
+fn packets() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(0..=i64::from(MAX_FAULTS))
+}
+
+/// In microseconds.
+fn ack_delay(text: &str) -> Result<u32, String> {
+    let delay = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let micros = u32::try_from(delay.as_micros()).ok().filter(|&micros| micros <= MAX_DELAY);
+    micros.ok_or_else(|| format!("write at most {}s", MAX_DELAY / 1_000_000))
+}
+
+/// What a request asks the event loop to do.
+#[derive(Debug)]
+pub(crate) enum Action {
+    Fault(Fault),
+    /// Break queue pairs of a device.
+    Device {
+        name: String,
+        faults: Vec<ibtun::Fault>,
+    },
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -105,15 +170,49 @@ fn share(text: &str) -> Result<u32, String> {
 pub(crate) fn answer(
     fabric: &mut Fabric,
     words: &[String],
-) -> anyhow::Result<(String, Option<Fault>)> {
+) -> anyhow::Result<(String, Option<Action>)> {
     match Request::try_parse_from(words)?.command {
         Command::Show(args) => Ok((show(fabric, &args)?, None)),
-        Command::Fault(command) => Ok((String::new(), Some(fault(fabric, &command)?))),
+        Command::Fault(FaultCommand::QueuePair(args)) => {
+            let (name, _) = args.queue_pair.clone();
+            Ok((String::new(), Some(Action::Device { name, faults: queue_pair_faults(&args) })))
+        }
+        Command::Fault(command) => {
+            Ok((String::new(), Some(Action::Fault(fault(fabric, &command)?))))
+        }
     }
+}
+
+fn queue_pair_faults(args: &QueuePairArgs) -> Vec<ibtun::Fault> {
+    let fault = |kind: FaultKind, count, delay| {
+        let (_, qpn) = args.queue_pair;
+        ibtun::Fault { qpn, kind: kind as u8, count, delay, ..ibtun::Fault::default() }
+    };
+    let error = args.error.map(|what| match what {
+        Broken::Qp => FaultKind::QueuePair,
+        Broken::SendCq => FaultKind::SendCq,
+        Broken::ReceiveCq => FaultKind::ReceiveCq,
+        Broken::Srq => FaultKind::Srq,
+    });
+    let counts = [
+        (FaultKind::Drop, args.drop),
+        (FaultKind::Duplicate, args.duplicate),
+        (FaultKind::Corrupt, args.corrupt),
+    ];
+    let named = counts.iter().filter_map(|&(kind, count)| Some(fault(kind, count?, 0)));
+    let delay = args.delay_acks.map(|delay| fault(FaultKind::DelayAcks, 0, delay));
+    // The error comes last: after it no packet is sent.
+    let mut faults: Vec<_> = named.chain(delay).collect();
+    faults.extend(error.map(|kind| fault(kind, 0, 0)));
+    if faults.is_empty() {
+        faults.extend(counts.map(|(kind, _)| fault(kind, 0, 0)));
+    }
+    faults
 }
 
 fn fault(fabric: &Fabric, command: &FaultCommand) -> anyhow::Result<Fault> {
     Ok(match command {
+        FaultCommand::QueuePair(_) => bail!("the fabric has no queue pairs"),
         FaultCommand::Link(args) => Fault::Link {
             port: cabled(fabric, &args.port)?,
             fault: LinkFault {

@@ -4,19 +4,20 @@
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use ibarr_fabric::ibtun::{Create, EVENT_CLIENT_REREGISTER, Event, Guids, PKeys, Port};
+use ibarr_fabric::ibtun::{Create, EVENT_CLIENT_REREGISTER, Event, Fault, Guids, PKeys, Port};
 use nix::Result;
 
 mod raw {
-    use ibarr_fabric::ibtun::ioctl::{CREATE, EVENT, SET_GUIDS, SET_PKEYS, SET_PORT};
+    use ibarr_fabric::ibtun::ioctl::{CREATE, EVENT, FAULT, SET_GUIDS, SET_PKEYS, SET_PORT};
 
-    use super::{Create, Event, Guids, PKeys, Port};
+    use super::{Create, Event, Fault, Guids, PKeys, Port};
 
     nix::ioctl_readwrite_bad!(create, CREATE, Create);
     nix::ioctl_write_ptr_bad!(set_port, SET_PORT, Port);
     nix::ioctl_write_ptr_bad!(set_pkeys, SET_PKEYS, PKeys);
     nix::ioctl_write_ptr_bad!(set_guids, SET_GUIDS, Guids);
     nix::ioctl_write_ptr_bad!(event, EVENT, Event);
+    nix::ioctl_write_ptr_bad!(fault, FAULT, Fault);
 }
 
 /// Makes the channel adapter; fills in its name.
@@ -58,5 +59,13 @@ pub(crate) fn reregister(fd: BorrowedFd<'_>, port: u8) -> Result<()> {
     // SAFETY: the ioctl number states the size of `Event`; the kernel reads as many bytes and keeps
     // nothing.
     unsafe { raw::event(fd.as_raw_fd(), &raw const event) }?;
+    Ok(())
+}
+
+/// Breaks a queue pair, or one of its queues.
+pub(crate) fn fault(fd: BorrowedFd<'_>, fault: &Fault) -> Result<()> {
+    // SAFETY: the ioctl number states the size of `Fault`; the kernel reads as many bytes and keeps
+    // nothing.
+    unsafe { raw::fault(fd.as_raw_fd(), fault) }?;
     Ok(())
 }
