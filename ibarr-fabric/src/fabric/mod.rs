@@ -269,7 +269,9 @@ impl Fabric {
     /// Starts or stops capturing packets that cross links, at most [`MAX_QUEUED`] between two
     /// polls; later ones are left out.
     pub fn set_capture(&mut self, on: bool) {
-        self.capture = on.then(VecDeque::new);
+        if on != self.capture.is_some() {
+            self.capture = on.then(VecDeque::new);
+        }
     }
 
     /// The next captured packet.

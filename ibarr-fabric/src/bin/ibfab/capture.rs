@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use ibarr_common::Instant;
-use ibarr_fabric::{Fabric, pcap};
+use ibarr_fabric::{Crossing, pcap};
 
 /// An open capture file.
 #[derive(Debug)]
@@ -31,13 +31,15 @@ impl Capture {
         Ok(this)
     }
 
-    /// Writes the packets that have crossed links, and flushes, so that a reader sees them at once.
-    pub(crate) fn write(&mut self, fabric: &mut Fabric) -> anyhow::Result<()> {
-        while let Some(crossing) = fabric.poll_capture() {
-            let since_epoch = self.boot + crossing.at.since(Instant::BOOT);
-            let record = pcap::record(since_epoch, &crossing.packet);
-            self.file.write_all(&record).context("cannot write the capture")?;
-        }
+    /// Writes a packet that has crossed a link.
+    pub(crate) fn write(&mut self, crossing: &Crossing) -> anyhow::Result<()> {
+        let since_epoch = self.boot + crossing.at.since(Instant::BOOT);
+        let record = pcap::record(since_epoch, &crossing.packet);
+        self.file.write_all(&record).context("cannot write the capture")
+    }
+
+    /// Lets readers see what was written.
+    pub(crate) fn flush(&mut self) -> anyhow::Result<()> {
         self.file.flush().context("cannot write the capture")
     }
 }

@@ -83,8 +83,8 @@ impl Cli {
             Command::Join(args) => join::run(&args),
             // Parsed here only to report mistakes; the fabric parses the words again.
             Command::Request(_) => {
-                print!("{}", control::ask(&self.control, &request_words(std::env::args()))?);
-                Ok(())
+                let words = request_words(std::env::args());
+                control::ask(&self.control, &words, &mut std::io::stdout())
             }
         }
     }

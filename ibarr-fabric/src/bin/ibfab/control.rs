@@ -2,10 +2,10 @@
 
 //! The control socket of a running fabric: a Unix socket that only its owner may open. A request is
 //! the words of a command line, each ended by NUL. The answer is text up to the end of the stream;
-//! its first byte says whether it is an error.
+//! its first byte says whether it is an error. A trace ends when the client closes the stream.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -47,17 +47,24 @@ impl Control {
         Ok(Self { listener, path: path.to_owned() })
     }
 
-    /// Answers all waiting clients.
-    pub(crate) fn serve(&self, mut answer: impl FnMut(&[String]) -> anyhow::Result<String>) {
+    /// Answers waiting clients, up to the first whose answer has a `T`. Its stream stays open.
+    pub(crate) fn serve<T>(
+        &self,
+        mut answer: impl FnMut(&[String]) -> anyhow::Result<(String, Option<T>)>,
+    ) -> Option<(UnixStream, T)> {
         while let Ok((mut stream, _)) = self.listener.accept() {
             let words = read_words(&stream);
-            let (kind, text) = match words.and_then(|words| answer(&words)) {
-                Ok(text) => (OK, text),
-                Err(error) => (ERROR, format!("{error:#}")),
+            let (kind, text, more) = match words.and_then(|words| answer(&words)) {
+                Ok((text, more)) => (OK, text, more),
+                Err(error) => (ERROR, format!("{error:#}"), None),
             };
             // A client that does not read loses the answer.
             let _ = stream.write_all(&[&[kind], text.as_bytes()].concat());
+            if let Some(more) = more {
+                return Some((stream, more));
+            }
         }
+        None
     }
 }
 
@@ -82,18 +89,25 @@ fn read_words(mut stream: &UnixStream) -> anyhow::Result<Vec<String>> {
     Ok(request.split_terminator('\0').map(str::to_owned).collect())
 }
 
-/// Sends a request to the fabric behind `path`.
-pub(crate) fn ask(path: &Path, words: &[String]) -> anyhow::Result<String> {
+/// Sends a request to the fabric behind `path`, and writes the answer as it comes.
+pub(crate) fn ask(path: &Path, words: &[String], to: &mut impl Write) -> anyhow::Result<()> {
     let mut stream = UnixStream::connect(path)
         .with_context(|| format!("cannot reach a fabric at {}: is it running?", path.display()))?;
     let request: String = words.iter().flat_map(|word| [word, "\0"]).collect();
     stream.write_all(request.as_bytes())?;
     stream.shutdown(std::net::Shutdown::Write)?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    match answer.as_bytes().first() {
-        Some(&OK) => Ok(answer.split_off(1)),
-        Some(_) => bail!("{}", answer.split_off(1)),
-        None => bail!("the fabric did not answer: is it overloaded?"),
+    let mut kind = [0];
+    if stream.read(&mut kind)? == 0 {
+        bail!("the fabric did not answer: is it overloaded?");
     }
+    if kind == [OK] {
+        return match std::io::copy(&mut stream, to) {
+            // What reads our output wants no more.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            copied => Ok(copied.map(drop)?),
+        };
+    }
+    let mut refusal = String::new();
+    stream.read_to_string(&mut refusal)?;
+    bail!("{refusal}")
 }

@@ -6,6 +6,7 @@
 mod capture;
 mod cli;
 mod control;
+mod decode;
 mod device;
 mod join;
 mod remote;
@@ -13,6 +14,7 @@ mod run;
 mod show;
 mod simulator;
 mod sys;
+mod trace;
 
 use std::process::ExitCode;
 

@@ -23,6 +23,7 @@ use crate::device::{BUFFER_LEN, Device, Record};
 use crate::remote::Hosts;
 use crate::show::{self, Action};
 use crate::simulator::Simulator;
+use crate::trace::Traces;
 
 pub(crate) fn run(args: &RunArgs, control: &Path) -> anyhow::Result<()> {
     let topology = read_topology(&args.topology)?;
@@ -44,6 +45,7 @@ struct Engine {
     /// Nodes that may have a remote host.
     joinable: Vec<NodeId>,
     capture: Option<Capture>,
+    traces: Traces,
     control: Control,
     buffer: Vec<u8>,
 }
@@ -76,7 +78,8 @@ impl Engine {
             fabric.handle_input(now, Input::Detach(node));
         }
         let buffer = vec![0; BUFFER_LEN];
-        Ok(Self { fabric, devices, simulator, hosts, joinable, capture, control, buffer })
+        let traces = Traces::default();
+        Ok(Self { fabric, devices, simulator, hosts, joinable, capture, traces, control, buffer })
     }
 
     fn run(mut self) -> anyhow::Result<()> {
@@ -104,21 +107,33 @@ impl Engine {
             hosts.read(&mut self.fabric, now, &self.joinable);
             hosts.forget_silent(&mut self.fabric, now);
         }
-        self.control.serve(|words| {
-            let (text, action) = show::answer(&mut self.fabric, words)?;
+        self.serve(now);
+        Ok(())
+    }
+
+    /// Does what clients of the control socket ask.
+    fn serve(&mut self, now: Instant) {
+        let Self { fabric, devices, traces, control, .. } = self;
+        while let Some((stream, filter)) = control.serve(|words| {
+            let (text, action) = show::answer(fabric, words)?;
+            let mut filter = None;
             match action {
-                Some(Action::Fault(fault)) => self.fabric.handle_input(now, Input::Fault(fault)),
+                Some(Action::Fault(fault)) => fabric.handle_input(now, Input::Fault(fault)),
                 Some(Action::Device { name, faults }) => {
-                    let mut devices = self.devices.iter().map(|(_, device)| device);
+                    let mut devices = devices.iter().map(|(_, device)| device);
                     let device = devices.find(|device| device.name() == name);
                     let device = device.with_context(|| format!("no device {name}"))?;
                     faults.iter().try_for_each(|fault| device.fault(fault))?;
                 }
+                Some(Action::Trace(args)) => {
+                    filter = Some(traces.admit(fabric.topology(), &args)?);
+                }
                 None => {}
             }
-            Ok(text)
-        });
-        Ok(())
+            Ok((text, filter))
+        }) {
+            traces.add(stream, filter);
+        }
     }
 
     /// Delivers the fabric's outputs.
@@ -140,9 +155,15 @@ impl Engine {
                 hosts.write(port, &packet);
             }
         }
-        if let Some(capture) = &mut self.capture {
-            capture.write(&mut self.fabric)?;
+        while let Some(crossing) = self.fabric.poll_capture() {
+            if let Some(capture) = &mut self.capture {
+                capture.write(&crossing)?;
+            }
+            self.traces.write(self.fabric.topology(), &crossing);
         }
+        self.capture.as_mut().map_or(Ok(()), Capture::flush)?;
+        self.traces.flush();
+        self.fabric.set_capture(self.capture.is_some() || !self.traces.is_empty());
         Ok(())
     }
 
@@ -166,6 +187,7 @@ impl Engine {
             .chain(hosts)
             .chain(control)
             .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+            .chain(self.traces.fds().map(|fd| PollFd::new(fd, PollFlags::POLLOUT)))
             .collect();
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),

@@ -13,6 +13,8 @@ use ibarr_fabric::ibtun::{self, FaultKind, MAX_DELAY, MAX_FAULTS};
 use ibarr_fabric::topology::PortId;
 use ibarr_fabric::{Fabric, Fault, LinkFault};
 
+use crate::trace::TraceArgs;
+
 /// A request to a running fabric.
 #[derive(Debug, Parser)]
 #[command(name = "ibfab", no_binary_name = true)]
@@ -28,6 +30,8 @@ pub(crate) enum Command {
     /// Cause a fault, or end it
     #[command(subcommand)]
     Fault(FaultCommand),
+    /// Show each packet that a channel adapter or router sends or receives, until interrupted
+    Trace(TraceArgs),
 }
 
 #[derive(Args, Clone, Debug)]
@@ -141,6 +145,8 @@ pub(crate) enum Action {
         name: String,
         faults: Vec<ibtun::Fault>,
     },
+    /// Tell the client about packets.
+    Trace(TraceArgs),
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -173,6 +179,7 @@ pub(crate) fn answer(
 ) -> anyhow::Result<(String, Option<Action>)> {
     match Request::try_parse_from(words)?.command {
         Command::Show(args) => Ok((show(fabric, &args)?, None)),
+        Command::Trace(args) => Ok((String::new(), Some(Action::Trace(args)))),
         Command::Fault(FaultCommand::QueuePair(args)) => {
             let (name, _) = args.queue_pair.clone();
             Ok((String::new(), Some(Action::Device { name, faults: queue_pair_faults(&args) })))
