@@ -23,16 +23,17 @@ const BATCH: usize = 16;
 /// In how many packets one has a changed copy before it, so that the copy has the PSN that is expected.
 /// Often it ends the connection.
 const BEFORE: u32 = 20;
-const LIDS: [u8; 2] = [5, 6];
+pub(super) const LIDS: [u8; 2] = [5, 6];
 /// A packet counts as received, malformed, for a port that is down or for another LID.
 const FATES: [usize; 4] = [2, 7, 8, 9];
 
 /// A connection between two ports of an HCA, whose wire this is.
-struct Wire {
-    device: Ibtun,
+pub(super) struct Wire {
+    pub(super) device: Ibtun,
     name: String,
     random: ChaCha8Rng,
-    recent: VecDeque<Vec<u8>>,
+    /// The records that it carried last, the newest first.
+    pub(super) recent: VecDeque<Vec<u8>>,
     written: u64,
 }
 
@@ -82,7 +83,7 @@ pub(super) fn harmless(odd: u64) -> Result<()> {
 }
 
 impl Wire {
-    fn make() -> Result<Self> {
+    pub(super) fn make() -> Result<Self> {
         let device = Ibtun::open()?;
         let mut port_guid = [[0; 8]; sys::MAX_PORTS];
         port_guid[0] = [2, 0, 0, 0, 0, 0, 0x20, 1];
@@ -129,7 +130,7 @@ impl Wire {
     }
 
     /// Starts server and client.
-    fn talk(&self, options: &[&str]) -> Result<(Process, Process)> {
+    pub(super) fn talk(&self, options: &[&str]) -> Result<(Process, Process)> {
         let [server, client] = ["1", "2"].map(|port| End(&self.name, port));
         let (server, words) = start_pingpong("ibv_rc_pingpong", server, client, options)?;
         let words: Vec<_> = words.iter().map(String::as_str).collect();
@@ -137,7 +138,7 @@ impl Wire {
     }
 
     /// Carries what was sent to where it is addressed. Returns the number of packets.
-    fn carry(&mut self, disturbed: bool) -> Result<usize> {
+    pub(super) fn carry(&mut self, disturbed: bool) -> Result<usize> {
         let mut buffer = vec![0; 32 * sys::MAX_RECORD];
         let length = self.device.read(&mut buffer, Duration::from_millis(1))?;
         let mut rest = buffer.get(..length).context("a length")?;
