@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `package`: packages of the daemon for this machine's architecture. The same commit and compiler give the
+//! `package`: packages of the daemon, and of the software fabric, for this machine's architecture. The same commit and compiler give the
 //! same bytes.
 
 mod deb;
+mod fabric;
 mod glibc;
 pub(crate) mod root;
 mod rpm;
@@ -19,12 +20,13 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum as _;
 
+pub(crate) use self::fabric::module_files;
 use crate::artifacts;
 use crate::process;
 use crate::tools;
 use crate::workspace::{Workspace, cargo};
 
-/// Make a package of the daemon
+/// Make a package of the daemon; for Debian also of the software fabric
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Format of the package
@@ -45,26 +47,34 @@ enum Format {
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
-    let package = match args.format {
-        Format::Deb => deb::make(&Content::build(workspace)?)?,
-        Format::Rpm => rpm::make(&Content::build(workspace)?)?,
-        Format::Tar => tar::make(&Content::build(workspace)?)?,
+    let content = Content::build(workspace)?;
+    let packages = match args.format {
+        Format::Deb => debs(&content)?,
+        Format::Rpm => vec![rpm::make(&content)?],
+        Format::Tar => vec![tar::make(&content)?],
     };
-    println!("{}", package.display());
+    for package in &packages {
+        println!("{}", package.display());
+    }
     if args.reproduce {
-        reproduce(workspace, args.format, &package)?;
+        reproduce(workspace, args.format, &packages)?;
     }
-    match args.format {
-        Format::Deb => {
-            lint(workspace, "lintian", &["--fail-on", "error", "--allow-root"], &package)
-        }
-        Format::Rpm => lint(workspace, "rpmlint", &["--config", "pkg/rpm/rpmlint.toml"], &package),
+    packages.iter().try_for_each(|package| match args.format {
+        Format::Deb => lint(workspace, "lintian", &["--fail-on", "error", "--allow-root"], package),
+        Format::Rpm => lint(workspace, "rpmlint", &["--config", "pkg/rpm/rpmlint.toml"], package),
         Format::Tar => Ok(()),
-    }
+    })
 }
 
-/// Makes the package in a clone, where nothing has been built, and compares it.
-fn reproduce(workspace: &Workspace, format: Format, package: &Path) -> Result<()> {
+/// The daemon, and the software fabric with its module.
+fn debs(content: &Content<'_>) -> Result<Vec<PathBuf>> {
+    let mut packages = vec![deb::make(content)?];
+    packages.extend(fabric::make(content)?);
+    Ok(packages)
+}
+
+/// Makes the packages in a clone, where nothing has been built, and compares them.
+fn reproduce(workspace: &Workspace, format: Format, packages: &[PathBuf]) -> Result<()> {
     let clone = workspace.target().join("package/clone");
     if clone.exists() {
         fs::remove_dir_all(&clone)?;
@@ -74,14 +84,16 @@ fn reproduce(workspace: &Workspace, format: Format, package: &Path) -> Result<()
     let name = format.to_possible_value().context("a format has a name")?;
     let mut make = cargo(&clone, &["xtask", "package", name.get_name()]);
     process::run(make.env("CARGO_TARGET_DIR", clone.join("target")))?;
-    let again = clone.join("target/package").join(package.file_name().context("a file")?);
-    ensure!(
-        fs::read(package)? == fs::read(&again)?,
-        "{} differs from {} (are all changes committed?)",
-        package.display(),
-        again.display()
-    );
-    println!("the clone's package has the same bytes");
+    for package in packages {
+        let again = clone.join("target/package").join(package.file_name().context("a file")?);
+        ensure!(
+            fs::read(package)? == fs::read(&again)?,
+            "{} differs from {} (are all changes committed?)",
+            package.display(),
+            again.display()
+        );
+    }
+    println!("what the clone makes has the same bytes");
     Ok(())
 }
 
@@ -103,14 +115,16 @@ pub(crate) struct Packages {
 /// Makes the packages, and shows that each one made again has the same bytes.
 pub(crate) fn prove(workspace: &Workspace) -> Result<Packages> {
     let content = Content::build(workspace)?;
-    let twice = |make: fn(&Content<'_>) -> Result<PathBuf>| {
-        let package = make(&content)?;
-        let first = fs::read(&package)?;
-        ensure!(fs::read(make(&content)?)? == first, "{} made again differs", package.display());
-        Ok(package)
+    let twice = |make: fn(&Content<'_>) -> Result<Vec<PathBuf>>| {
+        let packages = make(&content)?;
+        let read = || packages.iter().map(fs::read).collect::<Result<Vec<_>, _>>();
+        let first = read()?;
+        make(&content)?;
+        ensure!(read()? == first, "one of {packages:?} made again differs");
+        packages.into_iter().next().context("a package")
     };
-    twice(tar::make)?;
-    Ok(Packages { deb: twice(deb::make)?, rpm: twice(rpm::make)? })
+    twice(|content| Ok(vec![tar::make(content)?]))?;
+    Ok(Packages { deb: twice(debs)?, rpm: twice(|content| Ok(vec![rpm::make(content)?]))? })
 }
 
 /// Builds the program as the packages have it.
@@ -151,9 +165,13 @@ const COMPLETIONS: &[(&str, &str)] = &[
 /// The content of a package in every format.
 struct Content<'a> {
     workspace: &'a Workspace,
+    /// Where packages are made.
+    directory: PathBuf,
     version: String,
-    /// The program, stripped.
+    /// The daemon, stripped.
     ibarr: PathBuf,
+    /// The software fabric, stripped.
+    ibfab: PathBuf,
     /// Time of the commit, in seconds, as the time of all files.
     epoch: String,
     /// Name and address of the packager.
@@ -162,8 +180,18 @@ struct Content<'a> {
 
 impl<'a> Content<'a> {
     fn build(workspace: &'a Workspace) -> Result<Self> {
-        let mut release = workspace.cargo(&["build", "--locked", "--release", "-p", "ibarr-user"]);
-        release.args(["--bin", "ibarr", "--target-dir"]).arg(workspace.target().join("package"));
+        let mut release = workspace.cargo(&["build", "--locked", "--release"]);
+        release.args([
+            "-p",
+            "ibarr-user",
+            "--bin",
+            "ibarr",
+            "-p",
+            "ibarr-fabric",
+            "--bin",
+            "ibfab",
+        ]);
+        release.arg("--target-dir").arg(workspace.target().join("package"));
         release.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
         release.env("CARGO_ENCODED_RUSTFLAGS", remaps(workspace)?);
         let built = artifacts::from(&mut release)?;
@@ -175,8 +203,10 @@ impl<'a> Content<'a> {
         let debian = |name| env::var(name).ok();
         Ok(Self {
             workspace,
+            directory: workspace.target().join("package"),
             version: version(workspace)?,
             ibarr: artifacts::binary(&built, "ibarr")?.to_owned(),
+            ibfab: artifacts::binary(&built, "ibfab")?.to_owned(),
             epoch: match env::var("SOURCE_DATE_EPOCH") {
                 Ok(epoch) => epoch,
                 Err(_) => {

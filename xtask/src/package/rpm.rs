@@ -16,7 +16,7 @@ use crate::tools;
 /// Makes the package in `target/package`.
 pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
     let checkout = content.workspace.root();
-    let directory = content.workspace.target().join("package");
+    let directory = &content.directory;
     let top = directory.join("rpm");
     if top.exists() {
         fs::remove_dir_all(&top)?;

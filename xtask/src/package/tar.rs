@@ -15,7 +15,7 @@ use crate::process;
 /// Makes the archive in `target/package`.
 pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
     let name = format!("ibarr-{}-{}", content.version, env::consts::ARCH);
-    let directory = content.workspace.target().join("package");
+    let directory = &content.directory;
     let parent = directory.join("tar");
     if parent.exists() {
         fs::remove_dir_all(&parent)?;

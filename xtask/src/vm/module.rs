@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::workspace::Workspace;
-use crate::{process, tools};
+use crate::{package, process, tools};
 
 /// Its directory in the checkout, and its name.
 pub(super) const NAME: &str = "ibtun";
@@ -26,15 +26,18 @@ pub(super) struct Headers {
 /// beside them. Unchanged files are not built again.
 pub(super) fn build(workspace: &Workspace, headers: &Headers, release: &str) -> Result<PathBuf> {
     let compiler = compiler()?;
-    let sources = workspace.root().join(NAME);
     let directory = workspace.target().join("vm").join(format!("{NAME}-{release}"));
-    copy(&sources, &directory)?;
+    // Only what is published: the module has to build from that.
+    for file in package::module_files(workspace)? {
+        copy(&workspace.root().join(NAME).join(&file), &directory.join(&file))?;
+    }
     let mut make = Command::new("make");
     // xtask may run inside another make.
     make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
-    make.arg("--silent").arg("-C").arg(&headers.common);
+    make.arg("--silent").arg("-C").arg(&directory);
     // Debian's own Makefile has paths of an installed system.
-    make.arg(format!("O={}", headers.flavour.display())).arg(format!("M={}", directory.display()));
+    make.arg(format!("KERNEL_DIR={}", headers.common.display()));
+    make.arg(format!("O={}", headers.flavour.display()));
     // BTF needs the kernel's image, which is not here, and debug information would fill the guest.
     make.args(["modules", "W=1", "KCFLAGS=-g0 -Werror", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
     make.arg(format!("CC={compiler}"));
@@ -70,22 +73,14 @@ pub(super) fn compiler() -> Result<&'static str> {
     ["gcc-12", "gcc"].into_iter().find(|name| tools::which(name).is_some()).with_context(missing)
 }
 
-/// Makes `to` equal to `from`, without touching equal files.
+/// Makes a file equal to another, unless it is.
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to).with_context(|| format!("{} cannot be made", to.display()))?;
-    let entries =
-        fs::read_dir(from).with_context(|| format!("{} is unreadable", from.display()))?;
-    for entry in entries {
-        let source = entry?.path();
-        let target = to.join(source.file_name().context("an entry has a name")?);
-        if source.is_dir() {
-            copy(&source, &target)?;
-            continue;
-        }
-        let content = fs::read(&source).with_context(|| source.display().to_string())?;
-        if fs::read(&target).ok().as_deref() != Some(&content) {
-            fs::write(&target, content).with_context(|| target.display().to_string())?;
-        }
+    let content = fs::read(from).with_context(|| from.display().to_string())?;
+    if fs::read(to).ok().as_deref() != Some(&content) {
+        let parent = to.parent().context("a file in a directory")?;
+        fs::create_dir_all(parent)
+            .and_then(|()| fs::write(to, content))
+            .with_context(|| format!("{} cannot be written", to.display()))?;
     }
     Ok(())
 }
