@@ -26,6 +26,7 @@ mod rtnetlink;
 #[expect(unsafe_code, reason = "system calls without a safe wrapper")]
 mod sys;
 mod timings;
+mod tutorial;
 mod wire;
 
 use std::convert::Infallible;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         },
         [_, "service"] => failure(cluster::service()),
         [_, cluster::there::COMMAND, ..] => cluster::there::stand_for(&arguments[2..]),
+        [_, "run-tutorial"] => tutorial::run(),
         [_, "acm-speed"] => acm::speed::run(),
         [_, acm::speed::PLAIN] => failure(acm::speed::plain()),
         [_, "shell"] => rig::shell(),

@@ -141,6 +141,8 @@ enum Fabric {
     H,
     /// floating LIDs: connections between InfiniBand subnets
     J,
+    /// the commands of ibtun's README
+    Tutorial,
 }
 
 impl Fabric {
@@ -156,6 +158,7 @@ impl Fabric {
             Self::G => "run-g",
             Self::H => "run-h",
             Self::J => "run-j",
+            Self::Tutorial => "run-tutorial",
         }
     }
 
@@ -427,7 +430,7 @@ fn prepare_run(
     rig::prepare(workspace, scenario.name(), built, prepared)?;
     prepared.about = scenario.about();
     prepared.processors = match scenario {
-        Fabric::A | Fabric::H => Processors::Two,
+        Fabric::A | Fabric::H | Fabric::Tutorial => Processors::Two,
         // Its times must not depend on other work of the machine.
         Fabric::C => Processors::Counted,
         // These attach the responder.

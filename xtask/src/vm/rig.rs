@@ -141,6 +141,10 @@ const FILES: &[(&str, &str)] = &[
     ("/etc/rig/cluster", CLUSTER),
     ("/etc/rig/subnets", SUBNETS),
     (
+        "/usr/share/doc/ibfab/examples/laptop.topo",
+        include_str!("../../../ibarr-fabric/laptop.topo"),
+    ),
+    (
         "/etc/rig/partitions.conf",
         "Default=0x7fff, ipoib : ALL=full, SELF=full;\nchildren=0x0001, ipoib : ALL=full;\n",
     ),
