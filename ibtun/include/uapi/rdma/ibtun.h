@@ -215,9 +215,9 @@ struct ibtun_stats {
  * have no numbers: a queue pair that uses them says which one is meant.
  *
  * ENOENT if there is no such queue pair, or it has no shared receive queue.
- * EALREADY if what shall go into error is there already. EOPNOTSUPP for
- * packets of a connection that does not go over the descriptor, EINVAL for
- * the queue pairs 0 and 1.
+ * EALREADY if the queue pair or completion queue is in error already.
+ * EOPNOTSUPP for packets of a connection that does not go over the
+ * descriptor, EINVAL for the queue pairs 0 and 1.
  */
 struct ibtun_fault {
 	__u32 qpn;		/* 2..0xfffffe */
