@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::report::Report;
-use crate::rig::{self, B, Ibarr, N, Place, is_listening, pair, rping, spawn};
+use crate::rig::{self, B, Ibarr, N, Place, is_listening, pair, rping, spawn, stream};
 
 /// Where the servers are: what that is, the place, and its addresses, IPv4 and IPv6.
 const ENDS: [(&str, Place, [&str; 2]); 2] = [
@@ -70,19 +70,6 @@ fn without_inline_data(place: Place, target: &str) -> Result<()> {
             Ok(())
         }
     }
-}
-
-/// A stream of rsockets, whose data is checked.
-fn stream(place: Place, target: &str) -> Result<()> {
-    let both = ["-S", "4096", "-I", "2", "-C", "10", "-T", "v"];
-    let server = spawn("rstream-server", place, &[&["rstream", "-b", target], &both[..]].concat())?;
-    is_listening(&server)?;
-    let said = rig::run(Place::Here, &[&["rstream", "-s", target], &both[..]].concat());
-    let said = said.with_context(|| server.said().unwrap_or_default())?;
-    ensure!(said.contains("4k"), "{said}");
-    let status = server.wait(Duration::from_secs(30))?;
-    ensure!(status.success(), "the server: {status}");
-    Ok(())
 }
 
 /// The kernel is asked neither for the address nor for the path.

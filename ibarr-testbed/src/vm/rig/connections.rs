@@ -53,6 +53,19 @@ pub(crate) fn pair(program: &str, place: Place, target: &str) -> Result<()> {
     ended_well(server)
 }
 
+/// A stream of rsockets, whose data is checked.
+pub(crate) fn stream(place: Place, target: &str) -> Result<()> {
+    let both = ["-S", "4096", "-I", "2", "-C", "10", "-T", "v"];
+    let server = spawn("rstream-server", place, &[&["rstream", "-b", target], &both[..]].concat())?;
+    is_listening(&server)?;
+    let said = run(Place::Here, &[&["rstream", "-s", target], &both[..]].concat());
+    let said = said.with_context(|| server.said().unwrap_or_default())?;
+    ensure!(said.contains("4k"), "{said}");
+    let status = server.wait(Duration::from_secs(30))?;
+    ensure!(status.success(), "the server: {status}");
+    Ok(())
+}
+
 /// Connections of rping go on while a neighbour entry changes 10,000 times, as it does when `ibarr`
 /// nudges. Returns the interface of the nudges. Since Linux 6.0 the kernel tells a connection that its
 /// peer is unreachable when the neighbour entry of that peer changes (`cma_netevent_callback` in

@@ -41,7 +41,7 @@ use crate::report::Report;
 
 pub(crate) use self::caller::Caller;
 pub(crate) use self::connections::{
-    Connection, is_listening, pair, rping, rping_from, rping_lossy, survive_nudges,
+    Connection, is_listening, pair, rping, rping_from, rping_lossy, stream, survive_nudges,
 };
 pub(crate) use self::ibarr::{Ibarr, bpf_dir};
 pub(crate) use self::process::{Process, RESULTS, run, spawn};

@@ -10,19 +10,20 @@ mod resources;
 mod trace;
 
 use std::fs;
-use std::process::{ExitCode, ExitStatus};
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::Duration;
+use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::report::Report;
-use crate::rig::{self, Place, Rig, capture, is_listening, rping, rping_lossy, spawn};
+use crate::rig::{self, Place, Rig, capture, rping, rping_lossy, spawn, stream, verbs};
 
 /// The namespace of the subnet manager's port, whose HCA is another than that of all nodes.
 const M: Place = Place::Netns("m");
 const M_INTERFACE: &str = "ib5";
 const M_ADDRESS: &str = "10.1.0.3";
+
+/// Where programs exchange addresses over TCP.
+const LOCALHOST: &str = "127.0.0.1";
 
 /// HCA and port of both ends of most connections.
 const OURS: End<'static> = End("ibtun0", "1");
@@ -47,7 +48,11 @@ const LOOPBACK: &str = "/sys/module/ibtun/parameters/loopback";
 #[derive(Clone, Copy, Debug)]
 struct End<'a>(&'a str, &'a str);
 
-impl End<'_> {
+impl<'a> End<'a> {
+    fn here(self) -> verbs::End<'a> {
+        verbs::End { place: Place::Here, device: self.0, port: self.1 }
+    }
+
     fn count(self, counter: &str) -> Result<u64> {
         let file =
             format!("/sys/class/infiniband/{}/ports/{}/hw_counters/{counter}", self.0, self.1);
@@ -90,15 +95,9 @@ fn prove(report: &mut Report) {
     let lossy = ["-e", "-s", "20000", "-m", "1024", "-n", "50"];
     let with_loss = || -> Result<()> {
         fault("5%")?;
-        // The end whose last acknowledge is lost fails: its peer has gone, and does not send it again. The other
-        // one has received all, and has heard that all it sent was received.
-        let (server, words) = start_pingpong("ibv_rc_pingpong", OTHER, OURS, &lossy)?;
-        let words: Vec<_> = words.iter().map(String::as_str).collect();
-        let client = spawn("ibv_rc_pingpong-lossy", Place::Here, &words)?;
-        let patience = Duration::from_mins(1);
-        let ended = [client.wait(patience), server.wait(patience)];
-        let whole = ended.iter().flatten().any(ExitStatus::success);
-        ensure!(whole, "{ended:?}");
+        let ends = [OTHER, OURS].map(End::here);
+        let options = [&["-c"], &lossy[..]].concat();
+        verbs::pingpong_lossy("ibv_rc_pingpong", ends, LOCALHOST, &options)?;
         ensure!(OURS.count("rc_sequence_naks")? > 0, "no sequence error");
         Ok(())
     };
@@ -142,18 +141,11 @@ fn other_host() -> Result<()> {
 
 /// One of libibverbs' examples: server at the first end, client at the second. Both check what they
 /// receive.
-fn pingpong(program: &str, [server, client]: [End<'_>; 2], options: &[&str]) -> Result<()> {
-    let (listening, words) = start_pingpong(program, server, client, options)?;
-    let words: Vec<_> = words.iter().map(String::as_str).collect();
-    let said = rig::run(Place::Here, &words);
-    let said = said.with_context(|| listening.said().unwrap_or_default())?;
-    ensure!(said.contains(" iters in "), "{said}");
-    let status = listening.wait(Duration::from_secs(30))?;
-    ensure!(status.success(), "the server: {status}");
-    Ok(())
+fn pingpong(program: &str, ends: [End<'_>; 2], options: &[&str]) -> Result<()> {
+    verbs::pingpong(program, ends.map(End::here), LOCALHOST, &[&["-c"], options].concat())
 }
 
-/// The same, without waiting for the end.
+/// Starts its server, and returns it with the command of its client.
 fn start_pingpong(
     program: &str,
     server: End<'_>,
@@ -163,60 +155,18 @@ fn start_pingpong(
     start(program, server, client, &[&["-c"], options].concat())
 }
 
-/// Starts the server, and returns it with the command of its client.
+/// The same of any program.
 fn start(
     program: &str,
     server: End<'_>,
     client: End<'_>,
     options: &[&str],
 ) -> Result<(rig::Process, Vec<String>)> {
-    static PORT: AtomicU16 = AtomicU16::new(18_600);
-    let port = PORT.fetch_add(1, Ordering::Relaxed);
-    let words = |end: End<'_>, last: &[&str]| -> Vec<String> {
-        let own = [program, "-d", end.0, "-i", end.1, "-p"].map(str::to_owned);
-        let number = std::iter::once(port.to_string());
-        let rest = options.iter().chain(last).map(|&word| word.to_owned());
-        own.into_iter().chain(number).chain(rest).collect()
-    };
-    let command = words(server, &[]);
-    let command: Vec<_> = command.iter().map(String::as_str).collect();
-    let process = spawn(&format!("{program}-server"), Place::Here, &command)?;
-    let local = format!(":{port:04X} ");
-    rig::eventually(|| {
-        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-            let sockets = fs::read_to_string(table).unwrap_or_default();
-            if sockets.lines().any(|line| line.contains(&local) && line.contains(" 0A ")) {
-                return Ok(());
-            }
-        }
-        bail!("nothing listens: {}", process.said()?)
-    })?;
-    Ok((process, words(client, &["127.0.0.1"])))
+    verbs::start(program, server.here(), client.here(), LOCALHOST, options)
 }
 
 fn perftest(program: &str, options: &[&str]) -> Result<()> {
-    let options = [&["-F"], options].concat();
-    let (server, words) = start(program, OTHER, OURS, &options)?;
-    let words: Vec<_> = words.iter().map(String::as_str).collect();
-    let said = rig::run(Place::Here, &words);
-    let said = said.with_context(|| server.said().unwrap_or_default())?;
-    ensure!(said.contains("#bytes"), "{said}");
-    let status = server.wait(Duration::from_secs(30))?;
-    ensure!(status.success(), "the server: {status}");
-    Ok(())
-}
-
-/// A stream of rsockets, which check its data.
-fn stream(place: Place, target: &str) -> Result<()> {
-    let both = ["-S", "4096", "-I", "2", "-C", "10", "-T", "v"];
-    let server = spawn("rstream-server", place, &[&["rstream", "-b", target], &both[..]].concat())?;
-    is_listening(&server)?;
-    let said = rig::run(Place::Here, &[&["rstream", "-s", target], &both[..]].concat());
-    let said = said.with_context(|| server.said().unwrap_or_default())?;
-    ensure!(said.contains("4k"), "{said}");
-    let status = server.wait(Duration::from_secs(30))?;
-    ensure!(status.success(), "the server: {status}");
-    Ok(())
+    verbs::perftest(program, [OTHER, OURS].map(End::here), LOCALHOST, options)
 }
 
 fn connected_mode() -> Result<()> {
