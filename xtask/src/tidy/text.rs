@@ -32,7 +32,7 @@ const MACHINE_DIRS: &[&str] =
 const TEMPORARY_DIR: &str = concat!("/", "tmp/");
 
 /// Prefixes of kernel functions, which documents name besides our tests.
-const KERNEL: &[&str] = &["bpf_", "cma_", "ib_", "ipoib_", "rdma_"];
+const KERNEL: &[&str] = &["bpf_", "cma_", "ib_", "ipoib_", "rdma_", "smc_"];
 
 /// The rules for a single file.
 pub(super) fn check(file: &File) -> Problems {

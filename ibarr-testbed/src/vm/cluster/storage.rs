@@ -3,6 +3,7 @@
 //! NVMe over RDMA: the other kernel exports a RAM disk, ours writes and reads it. Both sides of the connection
 //! are in kernels.
 
+use std::env;
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::Path;
@@ -51,12 +52,13 @@ pub(super) fn file() -> Result<()> {
     })?;
     let mut content = vec![0; SIZE];
     File::open("/dev/urandom")?.read_exact(&mut content)?;
-    fs::write("/tmp/file", &content)?;
+    let file = env::temp_dir().join("file").display().to_string();
+    fs::write(&file, &content)?;
     rig::run(
         Place::Here,
-        &["busybox", "dd", "if=/tmp/file", &format!("of={BLOCK}"), "bs=64k", "conv=fsync"],
+        &["busybox", "dd", &format!("if={file}"), &format!("of={BLOCK}"), "bs=64k", "conv=fsync"],
     )?;
-    let wanted = sum(Place::Here, "/tmp/file")?;
+    let wanted = sum(Place::Here, &file)?;
     ensure!(sum(Place::Other, "/dev/ram0")? == wanted, "the other kernel has other bytes");
     fs::write("/proc/sys/vm/drop_caches", "3")?;
     ensure!(sum(Place::Here, BLOCK)? == wanted, "other bytes are read back");

@@ -155,8 +155,9 @@ fn command(words: &[String]) -> Result<u8> {
     setsockopt(&stream, sockopt::KeepAlive, &true)?;
     setsockopt(&stream, sockopt::TcpKeepIdle, &2)?;
     setsockopt(&stream, sockopt::TcpKeepInterval, &2)?;
-    let request: String = words.iter().map(|word| format!("{word}\0")).collect();
-    stream.write_all(format!("{request}\0").as_bytes())?;
+    let request: Vec<u8> =
+        words.iter().flat_map(|word| word.bytes().chain([0])).chain([0]).collect();
+    stream.write_all(&request)?;
     let (mut buffer, mut kept) = (vec![0; 64 * 1024], Vec::new());
     loop {
         let length = match stream.read(&mut buffer) {

@@ -16,6 +16,7 @@
 mod alias;
 
 use std::collections::BTreeMap;
+use std::env;
 use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -152,7 +153,7 @@ impl Subnets {
 
 /// OpenSM of a subnet. The router's port in it has the FLID of the other subnet among its LIDs.
 fn manager(subnet: usize, lmc: u8, partition: &str) -> Result<Process> {
-    let directory = format!("/tmp/sm{subnet}");
+    let directory = env::temp_dir().join(format!("sm{subnet}")).display().to_string();
     fs::create_dir_all(&directory).context(directory.clone())?;
     let other = 1 - subnet;
     let first = FLIDS[other] >> lmc << lmc;
