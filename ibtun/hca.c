@@ -264,6 +264,8 @@ static void ibtun_init_limits(struct rvt_driver_params *params, const struct ibt
 		.sys_image_guid = create->system_image_guid,
 		.max_mr_size = ~0ull,
 		.page_size_cap = PAGE_SIZE,
+		/* A GUID begins with its vendor's number (IBA 4.1.1, EUI-64). */
+		.vendor_id = be64_to_cpu(create->node_guid) >> 40,
 		.max_qp = IBTUN_MAX_QP,
 		.max_qp_wr = IBTUN_MAX_WR,
 		.device_cap_flags = IB_DEVICE_BAD_PKEY_CNTR | IB_DEVICE_BAD_QKEY_CNTR |
