@@ -19,6 +19,7 @@ mod ls;
 mod next_hops;
 mod no_ipv6;
 mod operator;
+mod pyverbs;
 mod report;
 mod responder;
 mod rig;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         [_, "run-f"] => no_ipv6::run(),
         [_, "run-g"] => acm::run(),
         [_, "run-h"] => wire::run(),
+        [_, "run-i"] => pyverbs::run(),
         [_, "run-j"] => flid::run(),
         [_, "cluster"] => cluster::run(),
         [_, "other-guest"] => match cluster::other_guest() {

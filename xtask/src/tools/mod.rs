@@ -186,6 +186,20 @@ pub(crate) const PERFTEST: Set = Set {
     suites: &[],
 };
 
+/// rdma-core's own tests, their library, and Python without what the tests do not use.
+pub(crate) const PYVERBS: Set = Set {
+    name: "pyverbs",
+    purpose: "rdma-core's own tests, in Python, for `vm run i`",
+    programs: &[],
+    packages: &[
+        "python3-pyverbs",
+        "python3.11-minimal",
+        "libpython3.11-minimal",
+        "libpython3.11-stdlib",
+    ],
+    suites: &[],
+};
+
 /// Makes the root file system of a Debian 12.
 pub(crate) const MMDEBSTRAP: Set = Set {
     name: "mmdebstrap",
@@ -228,6 +242,7 @@ const SETS: &[&Set] = &[
     &LINUX_SOURCE,
     &RDMA,
     &PERFTEST,
+    &PYVERBS,
     &OPENSM,
     &MMDEBSTRAP,
     &LOWDOWN,

@@ -48,6 +48,36 @@ pub(super) fn plugin(root: &Path, place: &str) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
+/// The files of a directory of the packages unpacked in `root`, and the libraries that they need. It is in
+/// the same `place` there and in the guest. Links, and names that `leave_out` is true of, are left out.
+pub(super) fn directory(
+    root: &Path,
+    place: &str,
+    leave_out: &dyn Fn(&str) -> bool,
+) -> Result<Vec<Program>> {
+    let directory = root.join(place.trim_start_matches('/'));
+    let entries = fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
+    let mut programs = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_str().context("a file's name is not UTF-8")?;
+        let place = format!("{place}/{name}");
+        let kind = entry.file_type()?;
+        if leave_out(name) || kind.is_symlink() {
+            continue;
+        }
+        if kind.is_dir() {
+            programs.extend(self::directory(root, &place, leave_out)?);
+        } else if name.ends_with(".so") {
+            programs.extend(plugin(root, &place)?);
+        } else {
+            programs.push(Program { path: place, executable: entry.path() });
+        }
+    }
+    Ok(programs)
+}
+
 /// The libraries of a program or library.
 fn needed(root: &Path, loader: &str, executable: &Path) -> Result<Vec<Program>> {
     let own = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|dir| root.join(dir));

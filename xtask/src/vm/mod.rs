@@ -139,6 +139,8 @@ enum Fabric {
     G,
     /// connections between HCAs
     H,
+    /// rdma-core's own tests
+    I,
     /// floating LIDs: connections between InfiniBand subnets
     J,
     /// the commands of ibtun's README
@@ -157,6 +159,7 @@ impl Fabric {
             Self::F => "run-f",
             Self::G => "run-g",
             Self::H => "run-h",
+            Self::I => "run-i",
             Self::J => "run-j",
             Self::Tutorial => "run-tutorial",
         }
@@ -265,7 +268,11 @@ pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
         tools::root(workspace, set)?;
     }
     let mut scenarios = vec![Scenario::Ibtun { records: ODD_RECORDS }];
-    scenarios.extend(all_on_the_fabric());
+    // Scenario i is run by hand until its place in the time of CI is decided.
+    let is_it = |scenario: &Scenario| {
+        !matches!(scenario, Scenario::Run { scenario: Some(Fabric::I) })
+    };
+    scenarios.extend(all_on_the_fabric().into_iter().filter(is_it));
     let built = checkpatch::check(workspace).and_then(|()| machines.build_module(workspace));
     Ok(built.and_then(|()| prove_all(workspace, &machines, &scenarios, DEADLINE)))
 }
@@ -430,7 +437,7 @@ fn prepare_run(
     rig::prepare(workspace, scenario.name(), built, prepared)?;
     prepared.about = scenario.about();
     prepared.processors = match scenario {
-        Fabric::A | Fabric::H | Fabric::Tutorial => Processors::Two,
+        Fabric::A | Fabric::H | Fabric::I | Fabric::Tutorial => Processors::Two,
         // Its times must not depend on other work of the machine.
         Fabric::C => Processors::Counted,
         // These attach the responder.
@@ -439,6 +446,7 @@ fn prepare_run(
     match scenario {
         Fabric::B | Fabric::C | Fabric::E => rig::with_package(workspace, prepared)?,
         Fabric::H => rig::with_perftest(workspace, prepared)?,
+        Fabric::I => rig::with_pyverbs(workspace, prepared)?,
         Fabric::J => prepared.later = &["bonding"],
         Fabric::F => prepared.kernel_arguments = "ipv6.disable=1",
         _ => {}

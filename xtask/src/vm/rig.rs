@@ -68,8 +68,10 @@ const PLUGINS: &[&str] = &["libibverbs/libipathverbs-rdmav34.so", "ibacm/libibac
 const LIBGCC: &str = "/lib/x86_64-linux-gnu/libgcc_s.so.1";
 
 /// Two switches. The ports of all nodes are on one channel adapter, the subnet manager's on another. The
-/// host of a third may join.
+/// host of a third may join. GUIDs begin with the vendor's number.
 const TOPOLOGY: &str = "\
+vendid=0x021122
+switchguid=0x0211220000200000
 Switch 8 \"S1\"
 [1] \"N\"[1]
 [3] \"N\"[3]
@@ -77,15 +79,19 @@ Switch 8 \"S1\"
 [7] \"SM\"[1]
 [8] \"S2\"[8]
 
+switchguid=0x0211220000200010
 Switch 8 \"S2\"
 [2] \"N\"[2]
 [4] \"N\"[4]
 [6] \"J\"[1]
 
+caguid=0x0211220000100000
 Ca 5 \"N\"
 
+caguid=0x0211220000100010
 Ca 1 \"SM\"
 
+caguid=0x0211220000100020
 Ca 1 \"J\"
 ";
 
@@ -189,6 +195,32 @@ pub(super) fn with_perftest(workspace: &Workspace, prepared: &mut Prepared) -> R
     let root = tools::root(workspace, &tools::PERFTEST)?;
     for name in ["ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_read_lat", "ib_atomic_bw"] {
         prepared.programs.extend(libraries::program(&root, name)?);
+    }
+    Ok(())
+}
+
+/// Gives the guest Python and rdma-core's own tests.
+pub(super) fn with_pyverbs(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
+    /// Parts of Python's library that the tests do without, and that are large or need further libraries.
+    const LEFT_OUT: [&str; 12] = [
+        "__pycache__",
+        "_crypt",
+        "_ctypes_test",
+        "_curses",
+        "_dbm",
+        "_hashlib",
+        "_lzma",
+        "_sqlite3",
+        "_ssl",
+        "_test",
+        "nis",
+        "readline",
+    ];
+    let root = tools::root(workspace, &tools::PYVERBS)?;
+    let leave_out = |name: &str| LEFT_OUT.iter().any(|part| name.starts_with(part));
+    prepared.programs.extend(libraries::program(&root, "python3.11")?);
+    for place in ["/usr/lib/python3.11", "/usr/lib/python3", "/usr/share/doc/rdma-core/tests"] {
+        prepared.programs.extend(libraries::directory(&root, place, &leave_out)?);
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ const M_ADDRESS: &str = "10.1.0.3";
 const LOCALHOST: &str = "127.0.0.1";
 
 /// HCA and port of both ends of most connections.
-const OURS: End<'static> = End("ibtun0", "1");
+pub(crate) const OURS: End<'static> = End("ibtun0", "1");
 const OTHER: End<'static> = End("ibtun1", "1");
 /// Another port of our HCA.
 const SAME: End<'static> = End("ibtun0", "2");
@@ -43,17 +43,17 @@ const PERFTEST: [(&str, &[&str]); 4] = [
 const ODD_PACKETS: u64 = 20_000;
 
 /// The module's parameter for connections inside one HCA.
-const LOOPBACK: &str = "/sys/module/ibtun/parameters/loopback";
+pub(crate) const LOOPBACK: &str = "/sys/module/ibtun/parameters/loopback";
 
 #[derive(Clone, Copy, Debug)]
-struct End<'a>(&'a str, &'a str);
+pub(crate) struct End<'a>(pub(crate) &'a str, pub(crate) &'a str);
 
 impl<'a> End<'a> {
     fn here(self) -> verbs::End<'a> {
         verbs::End { place: Place::Here, device: self.0, port: self.1 }
     }
 
-    fn count(self, counter: &str) -> Result<u64> {
+    pub(crate) fn count(self, counter: &str) -> Result<u64> {
         let file =
             format!("/sys/class/infiniband/{}/ports/{}/hw_counters/{counter}", self.0, self.1);
         Ok(fs::read_to_string(&file).context(file)?.trim().parse()?)
