@@ -106,6 +106,8 @@ pub struct Counters {
     pub receive_constraint_errors: u64,
     /// Malformed packets received.
     pub receive_errors: u64,
+    /// Damaged packets received.
+    pub symbol_errors: u64,
     /// How often the link went down.
     pub link_downed: u64,
 }
@@ -126,6 +128,7 @@ impl Counters {
             receive_constraint_errors: self.receive_constraint_errors
                 + other.receive_constraint_errors,
             receive_errors: self.receive_errors + other.receive_errors,
+            symbol_errors: self.symbol_errors + other.symbol_errors,
             link_downed: self.link_downed + other.link_downed,
         }
     }

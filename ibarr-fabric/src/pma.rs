@@ -88,6 +88,7 @@ fn narrow(counters: &Counters) -> PortCountersWire {
     let short = |count: u64| u16::try_from(count).unwrap_or(u16::MAX).into();
     let word = |count: u64| u32::try_from(count).unwrap_or(u32::MAX).into();
     PortCountersWire {
+        symbol_errors: short(counters.symbol_errors),
         link_downed: byte(counters.link_downed),
         receive_errors: short(counters.receive_errors),
         relay_errors: short(counters.relay_errors),

@@ -76,6 +76,25 @@ fn link_loses_repeats_and_reorders_at_the_configured_rates() {
 }
 
 #[test]
+fn lost_packets_are_errors_of_the_port_that_misses_them() {
+    let (mut subnet, lids) = Subnet::up();
+    let [from, switch, host] = ["H1", "S1/3", "H3"].map(|name| subnet.port(name));
+    let to = subnet.fabric.topology().peer(switch).unwrap();
+    let loss = LinkFault { loss: 1_000_000, ..LinkFault::NONE };
+    fault(&mut subnet, Fault::Link { port: switch, fault: loss });
+    for _ in 0..5 {
+        subnet.send(from, &gsi_packet(lids[0], lids[2], None, b""));
+    }
+    settle(&mut subnet);
+    assert!(subnet.take(host).is_empty());
+    let counters = |port| subnet.fabric.counters(port).unwrap();
+    let errors = [from, switch, to].map(|port| counters(port).receive_errors);
+    assert_eq!(errors, [0, 0, 5]);
+    assert_eq!(counters(to).symbol_errors, 5);
+    assert_eq!(counters(switch).sent_packets - counters(to).received_packets, 5);
+}
+
+#[test]
 fn same_seed_loses_the_same_packets() {
     let fault = LinkFault { loss: 300_000, duplication: 300_000, ..LinkFault::NONE };
     let jitter = LinkFault { jitter: Duration::from_millis(2), ..fault };

@@ -55,6 +55,11 @@ impl Fabric {
 
         let fault = self.link_fault(from);
         if self.chance(fault.loss) {
+            // As of a bad cable: the packet arrives damaged, and its checksum is wrong.
+            self.count_at(to, |counters| {
+                counters.symbol_errors += 1;
+                counters.receive_errors += 1;
+            });
             return self.drop(DropReason::Lost);
         }
         let arrival = Arrival { port: to, packet, hops, crossed: true };
