@@ -8,6 +8,7 @@
 mod acm;
 mod bring_up;
 mod cluster;
+mod diagnostics;
 mod events;
 mod flid;
 mod hello;

@@ -139,7 +139,7 @@ enum Fabric {
     G,
     /// connections between HCAs
     H,
-    /// rdma-core's own tests
+    /// rdma-core's own tests, and infiniband-diags
     I,
     /// floating LIDs: connections between InfiniBand subnets
     J,
@@ -446,7 +446,10 @@ fn prepare_run(
     match scenario {
         Fabric::B | Fabric::C | Fabric::E => rig::with_package(workspace, prepared)?,
         Fabric::H => rig::with_perftest(workspace, prepared)?,
-        Fabric::I => rig::with_pyverbs(workspace, prepared)?,
+        Fabric::I => {
+            rig::with_pyverbs(workspace, prepared)?;
+            rig::with_diagnostics(workspace, prepared)?;
+        }
         Fabric::J => prepared.later = &["bonding"],
         Fabric::F => prepared.kernel_arguments = "ipv6.disable=1",
         _ => {}

@@ -199,6 +199,21 @@ pub(super) fn with_perftest(workspace: &Workspace, prepared: &mut Prepared) -> R
     Ok(())
 }
 
+/// Gives the guest the diagnostics that no other scenario has. The scripts take their tools from busybox; those in
+/// Perl are left out.
+pub(super) fn with_diagnostics(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
+    let root = tools::root(workspace, &tools::RDMA)?;
+    for name in ["dump_fts", "ibaddr", "iblinkinfo", "ibqueryerrors", "ibroute", "ibtracert"] {
+        prepared.programs.extend(libraries::program(&root, name)?);
+    }
+    for name in ["ibhosts", "ibnodes", "ibstatus", "ibswitches"] {
+        let executable = root.join("usr/sbin").join(name);
+        executable.metadata().with_context(|| executable.display().to_string())?;
+        prepared.programs.push(Program { path: format!("/bin/{name}"), executable });
+    }
+    Ok(())
+}
+
 /// Gives the guest Python and rdma-core's own tests.
 pub(super) fn with_pyverbs(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
     /// Parts of Python's library that the tests do without, and that are large or need further libraries.

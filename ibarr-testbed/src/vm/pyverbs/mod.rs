@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm run i`: rdma-core's own tests of verbs and connections, on software HCAs. A recording has the outcome of
-//! each test, and the reason of each that is skipped. Any other outcome breaks a claim.
+//! `vm run i`: what others say of software HCAs and of the fabric. infiniband-diags first, while nothing has gone
+//! wrong; then rdma-core's own tests of verbs and connections. A recording has the outcome of each test, and the
+//! reason of each that is skipped. Any other outcome breaks a claim.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::diagnostics;
 use crate::report::Report;
 use crate::rig::{self, Place, Rig, spawn};
 use crate::wire::{LOOPBACK, OURS};
@@ -33,6 +35,7 @@ const PATIENCE: Duration = Duration::from_mins(5);
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
     if let Some(rig) = report.claim("the rig stands", Rig::up()) {
+        diagnostics::prove(&mut report);
         prove(&mut report);
         drop(rig);
     }
@@ -134,4 +137,35 @@ fn same(recorded: &Outcomes<'_>, told: Option<&Outcomes<'_>>) -> Result<()> {
     let changes: Vec<_> = changes.collect();
     ensure!(changes.is_empty(), "{}", changes.join("\n"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_skip_failure_missing_and_unknown_test_are_differences() {
+        let recorded = modules("a.B.one\tpassed\na.B.two\tskipped: no ODP\nc.D.three\tpassed\n");
+        assert!(same(&recorded["a"], Some(&recorded["a"])).is_ok());
+        assert!(same(&recorded["a"], None).is_err());
+        for told in [
+            "a.B.one\tskipped: no ODP\na.B.two\tskipped: no ODP",
+            "a.B.one\tfailed: no\na.B.two\tskipped: no ODP",
+            "a.B.one\tpassed\na.B.two\tskipped: no memory",
+            "a.B.one\tpassed",
+            "a.B.one\tpassed\na.B.two\tskipped: no ODP\na.B.new\tpassed",
+        ] {
+            assert!(same(&recorded["a"], modules(told).get("a")).is_err(), "{told}");
+        }
+    }
+
+    #[test]
+    fn every_recorded_test_has_passed_or_has_a_reason() {
+        for (module, tests) in modules(RECORDED) {
+            for (test, outcome) in tests {
+                let is_known = outcome == "passed" || outcome.starts_with("skipped: ");
+                assert!(is_known && test.starts_with(module), "{test}: {outcome}");
+            }
+        }
+    }
 }
