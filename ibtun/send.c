@@ -373,13 +373,17 @@ void ibtun_send_work(struct work_struct *work)
 
 /*
  * rdmavt calls this for a single request to an idle queue pair, in any
- * context. A datagram leaves at once; a connected message may be of any size.
+ * context. A datagram leaves at once. So do the first packets of a program's
+ * message to the wire: a program holds no lock of a consumer's, which the
+ * events of a connection that ends could want.
  */
 void ibtun_do_send(struct rvt_qp *qp)
 {
 	struct ibtun_hca *hca = ibtun_from_ib(qp->ibqp.device);
 	struct ibtun_qp *own = qp->priv;
 
-	if (ibtun_is_connected(qp) || ibtun_send_datagrams(hca, qp))
+	if (ibtun_is_connected(qp) && own->wire && rvt_is_user_qp(qp))
+		ibtun_send_connected(hca, qp);
+	else if (ibtun_is_connected(qp) || ibtun_send_datagrams(hca, qp))
 		queue_work(hca->senders, &own->send);
 }
