@@ -26,6 +26,8 @@ use crate::sys;
 pub(crate) struct Device {
     file: File,
     name: String,
+    /// Records to be written, see [`Device::flush`].
+    unwritten: Vec<u8>,
 }
 
 /// A record from the kernel.
@@ -79,7 +81,7 @@ impl Device {
         sys::create(file.as_fd(), &mut create)
             .with_context(|| format!("cannot make a device of {name}: root is needed"))?;
         let device = create.name.split(|&byte| byte == 0).next().unwrap_or_default();
-        Ok(Self { file, name: String::from_utf8_lossy(device).into_owned() })
+        Ok(Self { file, name: String::from_utf8_lossy(device).into_owned(), unwritten: Vec::new() })
     }
 
     /// The kernel's name of the device.
@@ -96,11 +98,18 @@ impl Device {
         }
     }
 
-    /// Delivers a packet to a port.
+    /// Delivers a packet to a port, with the next [`Device::flush`] at the latest.
     pub(crate) fn write(&mut self, port: PortNum, packet: &[u8]) -> anyhow::Result<()> {
-        let record = record(port, PACKET, packet);
-        self.file.write(&record).with_context(|| format!("{}: cannot write", self.name))?;
-        Ok(())
+        push_record(&mut self.unwritten, port, PACKET, packet);
+        if self.unwritten.len() < BUFFER_LEN { Ok(()) } else { self.flush() }
+    }
+
+    /// Delivers all packets. One system call for many packets costs less than one for each.
+    pub(crate) fn flush(&mut self) -> anyhow::Result<()> {
+        // The kernel takes whole records.
+        let written = self.file.write_all(&self.unwritten);
+        self.unwritten.clear();
+        written.with_context(|| format!("{}: cannot write", self.name))
     }
 
     /// Sets the state that a subnet manager has given a port.
@@ -175,8 +184,8 @@ fn guids(port: u8, config: &PortConfig) -> ibtun::Guids {
     ibtun::Guids { port, reserved: 0, count, reserved2: 0, guid }
 }
 
-/// The bytes of a record.
-pub(crate) fn record(port: PortNum, kind: u8, body: &[u8]) -> Vec<u8> {
+/// Appends a record.
+fn push_record(to: &mut Vec<u8>, port: PortNum, kind: u8, body: &[u8]) {
     let length = size_of::<ibtun::Record>() + body.len();
     let header = ibtun::Record {
         version: VERSION,
@@ -187,7 +196,8 @@ pub(crate) fn record(port: PortNum, kind: u8, body: &[u8]) -> Vec<u8> {
         length: u32::try_from(length).unwrap_or(u32::MAX),
         time: 0,
     };
-    [header.as_bytes(), body].concat()
+    to.extend_from_slice(header.as_bytes());
+    to.extend_from_slice(body);
 }
 
 /// Iterates over records; ends at the first that is malformed.

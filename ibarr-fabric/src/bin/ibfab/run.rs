@@ -155,6 +155,7 @@ impl Engine {
                 hosts.write(port, &packet);
             }
         }
+        self.devices.iter_mut().try_for_each(|(_, device)| device.flush())?;
         while let Some(crossing) = self.fabric.poll_capture() {
             if let Some(capture) = &mut self.capture {
                 capture.write(&crossing)?;
