@@ -7,6 +7,7 @@
 //! their programs with the libraries beside them.
 
 mod apt;
+mod sets;
 mod sources;
 
 use std::env;
@@ -20,6 +21,11 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use self::apt::{Apt, Fetched};
+use self::sets::SETS;
+pub(crate) use self::sets::{
+    BPFTOOL, ETHTOOL, IPROUTE2, LIBFUZZER, LINUX_6_1, LINUX_6_12, LINUX_SOURCE, LOWDOWN,
+    MMDEBSTRAP, NFTABLES, OPENSM, PERFTEST, PROMETHEUS, PYVERBS, QEMU, RDMA, RPM, TMUX, XZ,
+};
 use crate::process;
 use crate::workspace::Workspace;
 
@@ -39,215 +45,6 @@ pub(crate) struct Set {
     /// other suite has it.
     pub(crate) suites: &'static [&'static str],
 }
-
-/// Tools for network namespaces.
-pub(crate) const IPROUTE2: Set = Set {
-    name: "iproute2",
-    purpose: "ip, tc and bridge, for the lab",
-    programs: &["ip", "tc", "bridge"],
-    packages: &["iproute2"],
-    suites: &[],
-};
-
-/// Tool for BPF programs and maps.
-pub(crate) const BPFTOOL: Set = Set {
-    name: "bpftool",
-    purpose: "shows the BPF programs and maps of a running ibarr",
-    programs: &["bpftool"],
-    packages: &["bpftool"],
-    suites: &[],
-};
-
-/// Tool for settings of drivers, for system tests.
-pub(crate) const ETHTOOL: Set = Set {
-    name: "ethtool",
-    purpose: "switches offloads of interfaces, for system tests",
-    programs: &["ethtool"],
-    packages: &["ethtool"],
-    suites: &[],
-};
-
-/// A firewall, for tests of what `ibarr doctor` says of it.
-pub(crate) const NFTABLES: Set = Set {
-    name: "nftables",
-    purpose: "makes the firewall of which `ibarr doctor` must know",
-    programs: &["nft"],
-    packages: &["nftables"],
-    suites: &[],
-};
-
-/// A terminal for tests.
-pub(crate) const TMUX: Set = Set {
-    name: "tmux",
-    purpose: "is the terminal in which `ibarr top` is tested",
-    programs: &["tmux"],
-    packages: &["tmux"],
-    suites: &[],
-};
-
-/// Prometheus, whose promtool tests the alerts.
-pub(crate) const PROMETHEUS: Set = Set {
-    name: "prometheus",
-    purpose: "tests the alerts (promtool), and scrapes the metrics",
-    programs: &["promtool", "prometheus"],
-    packages: &["prometheus"],
-    suites: &[],
-};
-
-/// libFuzzer, for machines that cannot compile it. The version is that of Debian 12; the interface of
-/// instrumented code has not changed since.
-pub(crate) const LIBFUZZER: Set = Set {
-    name: "libfuzzer",
-    purpose: "the fuzzer's library, where there is no C++ compiler",
-    programs: &["g++"],
-    packages: &["libclang-rt-14-dev"],
-    suites: &["bookworm"],
-};
-
-/// Virtual machines.
-pub(crate) const QEMU: Set = Set {
-    name: "qemu",
-    purpose: "runs stock kernels in a virtual machine, for `vm`",
-    programs: &["qemu-system-x86_64"],
-    packages: &["qemu-system-x86"],
-    suites: &[],
-};
-
-/// Decompression of kernel modules.
-pub(crate) const XZ: Set = Set {
-    name: "xz",
-    purpose: "unpacks kernel modules, for `vm`",
-    programs: &["xz"],
-    packages: &["xz-utils"],
-    suites: &[],
-};
-
-/// Debian 12's kernel, and the headers for its modules.
-pub(crate) const LINUX_6_1: Set = Set {
-    name: "linux-6.1",
-    purpose: "Debian 12's kernel, for `vm`",
-    programs: &[],
-    packages: &["linux-image-amd64/bookworm-security", "linux-headers-amd64/bookworm-security"],
-    suites: &["bookworm-security"],
-};
-
-/// Debian 13's kernel from Debian 12's backports, and the headers for its modules.
-pub(crate) const LINUX_6_12: Set = Set {
-    name: "linux-6.12",
-    purpose: "Debian 13's kernel, for `vm`",
-    programs: &[],
-    packages: &["linux-image-amd64/bookworm-backports", "linux-headers-amd64/bookworm-backports"],
-    suites: &["bookworm-backports"],
-};
-
-/// The kernel's sources, for its style checker. The same version on every machine.
-pub(crate) const LINUX_SOURCE: Set = Set {
-    name: "linux-source",
-    purpose: "the kernel's style checker, for `checkpatch`",
-    programs: &[],
-    packages: &["linux-source-6.1/bookworm"],
-    suites: &["bookworm"],
-};
-
-/// OpenSM and diagnostics, for a fabric in user space.
-pub(crate) const OPENSM: Set = Set {
-    name: "opensm",
-    purpose: "OpenSM, diagnostics and the library for a fabric without a kernel, for `test opensm`",
-    programs: &[],
-    packages: &["opensm", "infiniband-diags", "libumad2sim0"],
-    suites: &[],
-};
-
-/// Programs of an InfiniBand node, for guests with a software HCA.
-pub(crate) const RDMA: Set = Set {
-    name: "rdma",
-    purpose: "OpenSM, ibacm, librdmacm and diagnostics, for `vm run`",
-    programs: &[],
-    packages: &[
-        "opensm",
-        "ibacm",
-        "ibverbs-providers",
-        "ibverbs-utils",
-        "infiniband-diags",
-        "rdmacm-utils",
-        "iproute2",
-        "iputils-ping",
-        "busybox-static",
-    ],
-    suites: &[],
-};
-
-/// Measures verbs, and is the only packaged program with atomic operations.
-pub(crate) const PERFTEST: Set = Set {
-    name: "perftest",
-    purpose: "ib_write_bw, ib_read_lat, ib_atomic_bw and others, for `vm run h`",
-    programs: &[],
-    packages: &["perftest", "ibverbs-providers"],
-    suites: &[],
-};
-
-/// rdma-core's own tests, their library, and Python without what the tests do not use.
-pub(crate) const PYVERBS: Set = Set {
-    name: "pyverbs",
-    purpose: "rdma-core's own tests, in Python, for `vm run i`",
-    programs: &[],
-    packages: &[
-        "python3-pyverbs",
-        "python3.11-minimal",
-        "libpython3.11-minimal",
-        "libpython3.11-stdlib",
-    ],
-    suites: &[],
-};
-
-/// Makes the root file system of a Debian 12.
-pub(crate) const MMDEBSTRAP: Set = Set {
-    name: "mmdebstrap",
-    purpose: "makes a Debian 12 root file system, for `test install`",
-    programs: &["mmdebstrap"],
-    packages: &["mmdebstrap"],
-    suites: &[],
-};
-
-/// Makes man pages.
-pub(crate) const LOWDOWN: Set = Set {
-    name: "lowdown",
-    purpose: "turns Markdown into man pages, for `package`",
-    programs: &["lowdown"],
-    packages: &["lowdown"],
-    suites: &[],
-};
-
-/// Makes and reads RPM packages.
-pub(crate) const RPM: Set = Set {
-    name: "rpm",
-    purpose: "makes RPM packages, for `package rpm`",
-    programs: &["rpmbuild"],
-    packages: &["rpm"],
-    suites: &[],
-};
-
-const SETS: &[&Set] = &[
-    &IPROUTE2,
-    &BPFTOOL,
-    &ETHTOOL,
-    &NFTABLES,
-    &TMUX,
-    &PROMETHEUS,
-    &LIBFUZZER,
-    &QEMU,
-    &XZ,
-    &LINUX_6_1,
-    &LINUX_6_12,
-    &LINUX_SOURCE,
-    &RDMA,
-    &PERFTEST,
-    &PYVERBS,
-    &OPENSM,
-    &MMDEBSTRAP,
-    &LOWDOWN,
-    &RPM,
-];
 
 /// List or fetch the tools that other commands use
 #[derive(clap::Args)]
