@@ -22,6 +22,9 @@ use crate::kernel_log;
 const COMMAND: &str = "/command";
 const MODULES: &str = "/modules";
 
+/// Modules that a scenario loads itself.
+pub(crate) const LATER: &str = "/later";
+
 /// The host gets the files of this directory, by way of the disk.
 const RESULTS: &str = crate::rig::RESULTS;
 const DISK: &str = "/dev/vda";
@@ -77,13 +80,17 @@ fn set_up() -> Result<()> {
     load(MODULES)
 }
 
-/// Loads the modules of a directory in the order of their names, if the directory exists.
+/// Loads the modules of a directory in the order of their names, if the directory exists. Those that are loaded
+/// already are left as they are.
 pub(crate) fn load(directory: &str) -> Result<()> {
     let Ok(entries) = fs::read_dir(directory) else { return Ok(()) };
     let entries = entries.map(|entry| Ok(entry?.path()));
     let mut modules = entries.collect::<std::io::Result<Vec<PathBuf>>>()?;
     modules.sort();
-    modules.iter().try_for_each(|module| insert(module))
+    modules.iter().try_for_each(|module| match insert(module) {
+        Err(error) if error.root_cause().downcast_ref() == Some(&Errno::EEXIST) => Ok(()),
+        outcome => outcome,
+    })
 }
 
 /// Loads a module of the guest again, after it was unloaded.

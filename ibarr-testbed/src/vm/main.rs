@@ -25,6 +25,7 @@ mod report;
 mod responder;
 mod rig;
 mod rtnetlink;
+mod rxe_speed;
 #[expect(unsafe_code, reason = "system calls without a safe wrapper")]
 mod sys;
 mod timings;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         [_, "service"] => failure(cluster::service()),
         [_, cluster::there::COMMAND, ..] => cluster::there::stand_for(&arguments[2..]),
         [_, "run-tutorial"] => tutorial::run(),
+        [_, "rxe-speed"] => rxe_speed::run(),
         [_, "acm-speed"] => acm::speed::run(),
         [_, acm::speed::PLAIN] => failure(acm::speed::plain()),
         [_, "shell"] => rig::shell(),

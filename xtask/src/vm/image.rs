@@ -43,8 +43,12 @@ pub(super) fn build(
     let strip = "profile.dev.strip='symbols'";
     // The guest's processor is emulated. This makes programs three times faster, and keeps checks.
     let optimise = "profile.dev.opt-level=1";
+    // Each packet of a software HCA passes these.
+    let fabric = "profile.dev.package.ibarr-fabric.opt-level=3";
+    let formats = "profile.dev.package.ibarr-common.opt-level=3";
     let mut all = vec![command, "--locked", "--target", &target];
     all.extend(["--config", &flags, "--config", strip, "--config", optimise]);
+    all.extend(["--config", fabric, "--config", formats]);
     all.extend(arguments);
     artifacts::build(workspace, &all)
 }

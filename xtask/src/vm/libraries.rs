@@ -69,7 +69,7 @@ pub(super) fn directory(
         }
         if kind.is_dir() {
             programs.extend(self::directory(root, &place, leave_out)?);
-        } else if name.ends_with(".so") {
+        } else if entry.path().extension() == Some(OsStr::new("so")) {
             programs.extend(plugin(root, &place)?);
         } else {
             programs.push(Program { path: place, executable: entry.path() });

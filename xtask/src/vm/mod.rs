@@ -91,6 +91,8 @@ enum Scenario {
     },
     /// What requests of ACM cost that memory answers, with ibarr and with ibacm: `bench acm`
     AcmSpeed,
+    /// Bandwidth and latency of software HCAs and of Soft-RoCE, in turn
+    RxeSpeed,
     /// A shell in the network of `run`
     Shell,
     /// The kernel module `ibtun` alone: what it promises and what it refuses
@@ -269,9 +271,8 @@ pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
     }
     let mut scenarios = vec![Scenario::Ibtun { records: ODD_RECORDS }];
     // Scenario i is run by hand until its place in the time of CI is decided.
-    let is_it = |scenario: &Scenario| {
-        !matches!(scenario, Scenario::Run { scenario: Some(Fabric::I) })
-    };
+    let is_it =
+        |scenario: &Scenario| !matches!(scenario, Scenario::Run { scenario: Some(Fabric::I) });
     scenarios.extend(all_on_the_fabric().into_iter().filter(is_it));
     let built = checkpatch::check(workspace).and_then(|()| machines.build_module(workspace));
     Ok(built.and_then(|()| prove_all(workspace, &machines, &scenarios, DEADLINE)))
@@ -361,10 +362,8 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             prepared.later = CLUSTER_MODULES;
             prepared.processors = Processors::One;
         }
-        Scenario::AcmSpeed => {
-            rig::prepare(workspace, "acm-speed", &built, &mut prepared)?;
-            rig::with_package(workspace, &mut prepared)?;
-            prepared.processors = Processors::Counted;
+        Scenario::AcmSpeed | Scenario::RxeSpeed => {
+            prepare_speed(workspace, scenario, &built, &mut prepared)?;
         }
         Scenario::Shell => {
             rig::prepare(workspace, "shell", &built, &mut prepared)?;
@@ -454,6 +453,25 @@ fn prepare_run(
         Fabric::F => prepared.kernel_arguments = "ipv6.disable=1",
         _ => {}
     }
+    Ok(())
+}
+
+/// A comparison, on a clock that does not depend on other work of the machine.
+fn prepare_speed(
+    workspace: &Workspace,
+    scenario: &Scenario,
+    built: &[Artifact],
+    prepared: &mut Prepared,
+) -> Result<()> {
+    if matches!(scenario, Scenario::AcmSpeed) {
+        rig::prepare(workspace, "acm-speed", built, prepared)?;
+        rig::with_package(workspace, prepared)?;
+    } else {
+        rig::prepare(workspace, "rxe-speed", built, prepared)?;
+        rig::with_perftest(workspace, prepared)?;
+        rig::with_soft_roce(workspace, prepared)?;
+    }
+    prepared.processors = Processors::Counted;
     Ok(())
 }
 

@@ -193,9 +193,27 @@ pub(super) fn prepare(
 /// Gives the guest programs of perftest.
 pub(super) fn with_perftest(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
     let root = tools::root(workspace, &tools::PERFTEST)?;
-    for name in ["ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_read_lat", "ib_atomic_bw"] {
+    for name in [
+        "ib_atomic_bw",
+        "ib_read_bw",
+        "ib_read_lat",
+        "ib_send_bw",
+        "ib_send_lat",
+        "ib_write_bw",
+        "ib_write_lat",
+    ] {
         prepared.programs.extend(libraries::program(&root, name)?);
     }
+    Ok(())
+}
+
+/// Gives the guest Soft-RoCE.
+pub(super) fn with_soft_roce(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
+    // It asks the kernel's crypto layer for a checksum, whose module the kernel cannot load here.
+    prepared.later = &["crc32_generic", "crc32_pclmul", "rdma_rxe"];
+    let root = tools::root(workspace, &tools::RDMA)?;
+    let provider = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so";
+    prepared.programs.extend(libraries::plugin(&root, provider)?);
     Ok(())
 }
 

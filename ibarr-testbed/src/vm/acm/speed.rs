@@ -231,7 +231,7 @@ fn told(server: Server, client: &mut UnixStream) -> Result<()> {
 }
 
 /// What all threads of a process have used, in the scheduler's account.
-fn cpu_time(pid: u32) -> Result<Duration> {
+pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
     let mut used = Duration::ZERO;
     for task in fs::read_dir(format!("/proc/{pid}/task")).context("no process")? {
         let text = fs::read_to_string(task?.path().join("schedstat")).context("schedstat")?;

@@ -43,7 +43,7 @@ fn prove(report: &mut Report) -> Result<()> {
 
     let daemon = Ibarr::start(Ibarr::command())?;
     report.claim("without RDMA the daemon is ready, and waits for the module", awaits_rdma());
-    init::load(LATER)?;
+    init::load(init::LATER)?;
     report.claim("as soon as there is RDMA, the daemon answers", until("is open", is_open));
     report.claim("1 address is resolved", resolves(&[FAR_V4], 1));
     report.claim("an address of each family is resolved", resolves(&[FAR_V4, FAR_V6], 2));
@@ -74,8 +74,6 @@ fn prove(report: &mut Report) -> Result<()> {
 }
 
 const CONFIG: &str = "/run/ibarr.toml";
-/// The host's directory of modules that are loaded later.
-const LATER: &str = "/later";
 /// The kernel goes through all its callers for each of up to 40,000 answers, which takes seconds on a busy
 /// machine. A caller that no nudge wakes waits for its whole time.
 const HALF_THEIR_TIME: Duration = Duration::from_secs(30);

@@ -20,7 +20,7 @@ use crate::wire::{LOOPBACK, OURS};
 const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 
 /// The program that runs them.
-const RUN: &str = "/tmp/run.py";
+const RUN: &str = "/run/pyverbs.py";
 
 /// Lines of a test, its outcome and the reason. `ibtun/README.md` says which part of the stack each reason
 /// comes from.

@@ -156,12 +156,15 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// Starts the fabric, whose channel adapters become HCAs of this machine.
+    /// Starts the fabric, whose channel adapters become HCAs of this machine, and captures its packets.
     pub(crate) fn fabric() -> Result<Process> {
-        let capture = format!("{RESULTS}/fabric.pcap");
+        Self::fabric_with(&["--capture", &format!("{RESULTS}/fabric.pcap")])
+    }
+
+    fn fabric_with(options: &[&str]) -> Result<Process> {
         ip(Place::Here, "link set lo up")?;
         let devices = ["--device", "N,SM", "--listen", FABRIC];
-        let words = [&["ibfab", "run", TOPOLOGY, "--capture", &capture], &devices[..]].concat();
+        let words = [&["ibfab", "run", TOPOLOGY], options, &devices[..]].concat();
         let fabric = spawn("ibfab", Place::Here, &words)?;
         eventually(|| {
             for Interface { name, .. } in INTERFACES {
@@ -241,7 +244,15 @@ impl Rig {
 
     /// Sets up the whole rig, in datagram mode.
     pub(crate) fn up() -> Result<Self> {
-        let fabric = Self::fabric()?;
+        Self::up_on(Self::fabric()?)
+    }
+
+    /// The same without a capture, which takes time.
+    pub(crate) fn up_without_capture() -> Result<Self> {
+        Self::up_on(Self::fabric_with(&[])?)
+    }
+
+    fn up_on(fabric: Process) -> Result<Self> {
         let opensm = Self::opensm()?;
         Self::ports_are_active()?;
         Self::network()?;

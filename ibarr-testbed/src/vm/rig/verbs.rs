@@ -26,7 +26,7 @@ pub(crate) fn pingpong(
     target: &str,
     options: &[&str],
 ) -> Result<()> {
-    both_end_well(program, ends, target, options, " iters in ")
+    both_end_well(program, ends, target, options, " iters in ").map(drop)
 }
 
 /// The same while packets are lost. The end whose last acknowledge is lost fails: its peer has gone, and does not
@@ -45,7 +45,7 @@ pub(crate) fn pingpong_lossy(
     Ok(())
 }
 
-/// One of perftest's programs, which measure and do not check.
+/// One of perftest's programs, which measure and do not check. Returns what the client says.
 ///
 /// With `-R` they make two connections. The server listens for the second when it has the first, and a client
 /// that is faster is rejected, as for a service that does not exist. Then they are started again.
@@ -54,10 +54,10 @@ pub(crate) fn perftest(
     ends: [End<'_>; 2],
     target: &str,
     options: &[&str],
-) -> Result<()> {
+) -> Result<String> {
     const REJECTED: &str = "RDMA_CM_EVENT_REJECTED; error: 8";
     let options = [&["-F"], options].concat();
-    let mut outcome = Ok(());
+    let mut outcome = Ok(String::new());
     for _ in 0..5 {
         outcome = both_end_well(program, ends, target, &options, "#bytes");
         if !outcome.as_ref().is_err_and(|error| format!("{error:#}").contains(REJECTED)) {
@@ -67,13 +67,14 @@ pub(crate) fn perftest(
     outcome
 }
 
+/// Returns what the client says.
 fn both_end_well(
     program: &str,
     [server, client]: [End<'_>; 2],
     target: &str,
     options: &[&str],
     says: &str,
-) -> Result<()> {
+) -> Result<String> {
     let (listening, words) = start(program, server, client, target, options)?;
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     let said = run(client.place, &words);
@@ -81,7 +82,7 @@ fn both_end_well(
     ensure!(said.contains(says), "{said}");
     let status = listening.wait(Duration::from_secs(30))?;
     ensure!(status.success(), "the server: {status}");
-    Ok(())
+    Ok(said)
 }
 
 /// Starts the server, and returns it with the command of its client.

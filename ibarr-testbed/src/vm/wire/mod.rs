@@ -27,9 +27,9 @@ const LOCALHOST: &str = "127.0.0.1";
 
 /// HCA and port of both ends of most connections.
 pub(crate) const OURS: End<'static> = End("ibtun0", "1");
-const OTHER: End<'static> = End("ibtun1", "1");
+pub(crate) const OTHER: End<'static> = End("ibtun1", "1");
 /// Another port of our HCA.
-const SAME: End<'static> = End("ibtun0", "2");
+pub(crate) const SAME: End<'static> = End("ibtun0", "2");
 
 /// Programs of perftest, which measure and do not check, with options.
 const PERFTEST: [(&str, &[&str]); 4] = [
@@ -166,7 +166,12 @@ fn start(
 }
 
 fn perftest(program: &str, options: &[&str]) -> Result<()> {
-    verbs::perftest(program, [OTHER, OURS].map(End::here), LOCALHOST, options)
+    measure(program, [OTHER, OURS], options).map(drop)
+}
+
+/// A program of perftest: server at the first end, client at the second. Returns what the client says.
+pub(crate) fn measure(program: &str, ends: [End<'_>; 2], options: &[&str]) -> Result<String> {
+    verbs::perftest(program, ends.map(End::here), LOCALHOST, options)
 }
 
 fn connected_mode() -> Result<()> {
@@ -206,7 +211,7 @@ fn is_captured() -> Result<()> {
     Ok(())
 }
 
-fn nothing_lost() -> Result<()> {
+pub(crate) fn nothing_lost() -> Result<()> {
     for end in [OURS, OTHER] {
         for name in rig::LOSSES {
             ensure!(end.count(name)? == 0, "{name} of {end:?} is {}", end.count(name)?);
