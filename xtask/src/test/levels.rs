@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(names(&["fast"]), ["lint", "unit"]);
         assert_eq!(names(&["all"]).len(), LEVELS.len());
         assert_eq!(names(&["lab", "fast"]), ["lint", "unit", "lab"]);
-        let in_guests = ["vm-netlink", "vm-bpf", "vm-responder", "vm-rdma"];
+        let in_guests = ["vm-netlink", "vm-bpf", "vm-responder", "vm-rdma", "vm-cluster"];
         assert_eq!(names(&["vm"]), in_guests);
     }
 
