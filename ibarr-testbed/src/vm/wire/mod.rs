@@ -102,6 +102,13 @@ fn prove(report: &mut Report) {
         Ok(())
     };
     report.claim("RC: with 5% of the packets lost, all data arrives", with_loss());
+    let uc = || -> Result<()> {
+        let before = OTHER.count("rx_drop_sequence")?;
+        perftest("ib_write_bw", &["-c", "UC", "-s", "20000", "-m", "1024", "-n", "50"])?;
+        ensure!(OTHER.count("rx_drop_sequence")? > before, "no message was given up");
+        Ok(())
+    };
+    report.claim("UC: the sender goes on, and the receiver gives up messages with a gap", uc());
     let lossy_rping = rping_lossy(Place::Here, M, M_ADDRESS);
     report.claim("rping's data is right with 5% lost", lossy_rping);
     for (program, options) in PERFTEST {
