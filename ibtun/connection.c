@@ -85,12 +85,14 @@ void ibtun_fail_connection(struct rvt_qp *qp, enum ib_wc_status status)
 }
 
 void ibtun_lock(struct rvt_qp *qp, unsigned long *flags)
+	__acquires(&qp->r_lock) __acquires(&qp->s_lock)
 {
 	spin_lock_irqsave(&qp->r_lock, *flags);
 	spin_lock(&qp->s_lock);
 }
 
 void ibtun_unlock(struct rvt_qp *qp, unsigned long flags)
+	__releases(&qp->s_lock) __releases(&qp->r_lock)
 {
 	struct ibtun_qp *own = qp->priv;
 	unsigned long events = own->events;
