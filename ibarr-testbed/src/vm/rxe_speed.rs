@@ -121,7 +121,7 @@ fn measure(report: &mut Report, rig: &Rig) {
         }
         let took = before.and_then(|(time, packets)| {
             let (now, all) = used()?;
-            Ok((now - time) / u32::try_from(all - packets)?.max(1))
+            Ok(now.saturating_sub(time) / u32::try_from(all - packets)?.max(1))
         });
         if let Some(took) = report.claim("the fabric's time is known", took) {
             Report::figure(format!("{program}: ibfab takes {took:?} for a packet"));

@@ -19,8 +19,8 @@ use crate::wire::{LOOPBACK, OURS};
 /// Where Debian's package has the tests, some of them compressed.
 const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 
-/// The program that runs them.
-const RUN: &str = "/run/pyverbs.py";
+/// The program that runs them. Its name must not be that of a module: Python looks for modules beside it, too.
+const RUN: &str = "/run/run-tests.py";
 
 /// Lines of a test, its outcome and the reason. `ibtun/README.md` says which part of the stack each reason
 /// comes from.
