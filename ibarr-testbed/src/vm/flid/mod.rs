@@ -175,8 +175,7 @@ fn manager(subnet: usize, lmc: u8, partition: &str) -> Result<Process> {
     );
     fs::write(format!("{directory}/opensm.conf"), config)?;
     let port = [SM_PORT, B_PORT][subnet];
-    let first = eventually(|| rig::port_attribute(Place::Here, port, "gids/0"))?;
-    let guid = format!("0x{}", first.get(20..).context("a short GID")?.replace(':', ""));
+    let guid = rig::guid_of(Place::Here, port)?;
     let cache = format!("OSM_CACHE_DIR={directory}/");
     let [config, partitions, log] =
         ["opensm.conf", "partitions", "log"].map(|file| format!("{directory}/{file}"));

@@ -262,13 +262,18 @@ impl Rig {
 
 /// Starts OpenSM on a port, which is written `device/ports/number`.
 pub(crate) fn opensm_at(place: Place, port: &str, options: &[&str]) -> Result<Process> {
-    let first = eventually(|| port_attribute(place, port, "gids/0"))?;
-    // fe80:0000:0000:0000: and the GUID.
-    let guid = first.get(20..).context("a short GID")?;
-    let guid = format!("0x{}", guid.replace(':', ""));
+    let guid = guid_of(place, port)?;
     let log = format!("{RESULTS}/opensm.log");
     let words = ["opensm", "-F", OPENSM, "--guid", &guid, "--log_file", &log];
     spawn("opensm", place, &[&words, options].concat())
+}
+
+/// The GUID of a port that may not be there yet, as OpenSM wants it.
+pub(crate) fn guid_of(place: Place, port: &str) -> Result<String> {
+    let first = eventually(|| port_attribute(place, port, "gids/0"))?;
+    // Four groups of the prefix, and the GUID.
+    let guid = first.get(20..).context("a short GID")?;
+    Ok(format!("0x{}", guid.replace(':', "")))
 }
 
 /// Waits until a port is ACTIVE and has a LID.
