@@ -96,11 +96,13 @@ impl Host {
             match buffer.get(..len).and_then(Message::parse) {
                 Some(Message::Packet { port, packet }) => self.device.write(port, packet)?,
                 Some(Message::Config { port, config, reregister }) => {
+                    // Packets before it were for the port as it was.
+                    self.device.flush()?;
                     self.device.configure(port, &config, reregister)?;
                 }
                 _ => {}
             }
         }
-        Ok(())
+        self.device.flush()
     }
 }
