@@ -215,15 +215,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         (None, Scenario::Shell) => SHELL_DEADLINE,
         (None, _) => DEADLINE,
     };
-    let mut table = Table::default();
-    for scenario in &scenarios {
-        let prepared = prepare(workspace, scenario)?;
-        if prepared.modules.contains(&module::NAME) {
-            machines.build_module(workspace)?;
-        }
-        start(workspace, &machines, scenario, prepared, deadline, &mut table)?;
-    }
-    table.end().map(drop)
+    prove_all(workspace, &mut machines, &scenarios, deadline).map(drop)
 }
 
 /// `bench acm`: in guests, because ibacm needs an HCA.
@@ -242,86 +234,81 @@ fn all_on_the_fabric() -> Vec<Scenario> {
 /// # Errors
 /// The outer error: this machine cannot run it, and why. The inner error: something failed.
 pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
-    let machines = Machines::fetch(workspace, Version::value_variants())?;
+    let mut machines = Machines::fetch(workspace, Version::value_variants())?;
     let ls = |ibarr, steady| Scenario::Ls { ibarr, steady, daemon: Vec::new() };
     let scenarios =
         [Scenario::Hello, ls(false, false), ls(true, false), ls(true, true), Scenario::Daemon];
-    Ok(prove_all(workspace, &machines, &scenarios, DEADLINE))
+    Ok(prove_all(workspace, &mut machines, &scenarios, DEADLINE))
 }
 
-/// Like [`prove`], for the BPF programs, on the oldest kernel.
-pub(crate) fn prove_bpf(workspace: &Workspace) -> Result<Result<usize>> {
-    let machines = Machines::fetch(workspace, &[Version::V6_1])?;
-    Ok(prove_all(workspace, &machines, &[Scenario::Bpf], DEADLINE))
-}
-
-/// Like [`prove`], for the responder, on the oldest kernel, with fewer rounds.
+/// Like [`prove`], for the responder and its programs, on the oldest kernel, with fewer rounds.
 pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
-    let machines = Machines::fetch(workspace, &[Version::V6_1])?;
-    let scenario = Scenario::Responder { tests: "responder::".to_owned(), rounds: 4 };
-    Ok(prove_all(workspace, &machines, &[scenario], LONG_DEADLINE))
+    let mut machines = Machines::fetch(workspace, &[Version::V6_1])?;
+    Ok(prove_all(workspace, &mut machines, &responder(), LONG_DEADLINE))
 }
 
 /// Like [`prove`], for software HCAs and the scenarios on them, on the oldest kernel.
 pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
-    module::compiler()?;
-    let mut machines = Machines::fetch(workspace, &[Version::V6_1])?;
-    for set in [&tools::RDMA, &tools::BPFTOOL, &tools::PERFTEST, &tools::LINUX_SOURCE] {
-        tools::root(workspace, set)?;
-    }
-    let mut scenarios = vec![Scenario::Ibtun { records: ODD_RECORDS }];
-    // CI's time has no room for scenario i, which is run by hand.
-    let is_it =
-        |scenario: &Scenario| !matches!(scenario, Scenario::Run { scenario: Some(Fabric::I) });
-    scenarios.extend(all_on_the_fabric().into_iter().filter(is_it));
-    let built = checkpatch::check(workspace).and_then(|()| machines.build_module(workspace));
-    Ok(built.and_then(|()| prove_all(workspace, &machines, &scenarios, DEADLINE)))
+    let mut machines = with_fabric(workspace, &[Version::V6_1])?;
+    let scenarios: Vec<_> =
+        [Scenario::Ibtun { records: ODD_RECORDS }].into_iter().chain(all_on_the_fabric()).collect();
+    let style = checkpatch::check(workspace);
+    Ok(style.and_then(|()| prove_all(workspace, &mut machines, &scenarios, DEADLINE)))
+}
+
+/// Like [`prove_responder`] and [`prove_rdma`], on the kernels that they leave out.
+pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
+    let mut machines = with_fabric(workspace, &[Version::V6_12])?;
+    let fabric = [Scenario::Ibtun { records: ODD_RECORDS }].into_iter().chain(all_on_the_fabric());
+    let scenarios: Vec<_> = responder().into_iter().chain(fabric).collect();
+    Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE))
 }
 
 /// Like [`prove`], for two guests at once, with different kernels.
 pub(crate) fn prove_cluster(workspace: &Workspace) -> Result<Result<usize>> {
-    module::compiler()?;
     let pair = vec![Version::V6_1, Version::V6_12];
-    let mut machines = Machines::fetch(workspace, &pair)?;
-    for set in [&tools::RDMA, &tools::BPFTOOL, &tools::PERFTEST] {
+    let mut machines = with_fabric(workspace, &pair)?;
+    Ok(prove_all(workspace, &mut machines, &[Scenario::Cluster { pair }], DEADLINE))
+}
+
+fn responder() -> [Scenario; 2] {
+    [Scenario::Responder { tests: "responder::".to_owned(), rounds: 4 }, Scenario::Bpf]
+}
+
+/// Machines, and what scenarios on the software fabric need besides.
+fn with_fabric(workspace: &Workspace, versions: &[Version]) -> Result<Machines> {
+    module::compiler()?;
+    let sets =
+        [&tools::RDMA, &tools::BPFTOOL, &tools::PERFTEST, &tools::PYVERBS, &tools::LINUX_SOURCE];
+    for set in sets {
         tools::root(workspace, set)?;
     }
-    let built = machines.build_module(workspace);
-    let scenario = Scenario::Cluster { pair };
-    Ok(built.and_then(|()| prove_all(workspace, &machines, &[scenario], DEADLINE)))
+    Machines::fetch(workspace, versions)
 }
 
 /// Runs all, also after a failure. Returns how many claims hold.
 fn prove_all(
     workspace: &Workspace,
-    machines: &Machines,
+    machines: &mut Machines,
     scenarios: &[Scenario],
     deadline: Duration,
 ) -> Result<usize> {
+    let prepared = scenarios.iter().map(|scenario| prepare(workspace, scenario));
+    let mut prepared = prepared.collect::<Result<Vec<_>>>()?;
+    if prepared.iter().any(|scenario| scenario.modules.contains(&module::NAME)) {
+        machines.build_module(workspace)?;
+    }
     let mut table = Table::default();
-    for scenario in scenarios {
-        let prepared = prepare(workspace, scenario)?;
-        start(workspace, machines, scenario, prepared, deadline, &mut table)?;
+    if let [scenario @ Scenario::Cluster { .. }] = scenarios {
+        let mut other = prepare(workspace, scenario)?;
+        (other.name, other.reports) = ("cluster-other", false);
+        other.command = [image::INIT, "other-guest"].map(str::to_owned).to_vec();
+        prepared.push(other);
+        machines.run_both(&prepared, deadline, &mut table)?;
+    } else {
+        machines.run(&prepared, deadline, &mut table)?;
     }
     table.end()
-}
-
-/// Runs a prepared scenario in its guest, or in its two guests.
-fn start(
-    workspace: &Workspace,
-    machines: &Machines,
-    scenario: &Scenario,
-    prepared: Prepared,
-    deadline: Duration,
-    table: &mut Table,
-) -> Result<()> {
-    if !matches!(scenario, Scenario::Cluster { .. }) {
-        return machines.run(&prepared, deadline, table);
-    }
-    let mut other = prepare(workspace, scenario)?;
-    (other.name, other.reports) = ("cluster-other", false);
-    other.command = [image::INIT, "other-guest"].map(str::to_owned).to_vec();
-    machines.run_both(&[prepared, other], deadline, table)
 }
 
 fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
@@ -438,7 +425,7 @@ fn prepare_run(
     prepared.processors = match scenario {
         Fabric::A | Fabric::H | Fabric::I | Fabric::Tutorial => Processors::Two,
         // Its times must not depend on other work of the machine.
-        Fabric::C => Processors::Counted,
+        Fabric::C => Processors::CountedAlone,
         // These attach the responder.
         _ => Processors::One,
     };
@@ -471,7 +458,7 @@ fn prepare_speed(
         rig::with_perftest(workspace, prepared)?;
         rig::with_soft_roce(workspace, prepared)?;
     }
-    prepared.processors = Processors::Counted;
+    prepared.processors = Processors::CountedAlone;
     Ok(())
 }
 

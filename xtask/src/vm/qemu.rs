@@ -56,6 +56,8 @@ pub(super) enum Processors {
     /// One, and the clock counts its instructions; idle time passes at once. So the guest's times do not
     /// depend on other work of the machine.
     Counted,
+    /// The same, and no other guest runs meanwhile, because this one measures.
+    CountedAlone,
 }
 
 /// How a guest ended.
@@ -120,7 +122,7 @@ impl Guest<'_> {
         match self.processors {
             Processors::One => command.args(["-accel", "tcg,thread=multi", "-smp", "1"]),
             Processors::Two => command.args(["-accel", "tcg,thread=single", "-smp", "2"]),
-            Processors::Counted => {
+            Processors::Counted | Processors::CountedAlone => {
                 command.args(["-accel", "tcg,thread=single", "-smp", "1"]);
                 // Two to the power of two nanoseconds an instruction.
                 command.args(["-icount", "shift=2,sleep=off"])

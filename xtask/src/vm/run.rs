@@ -2,7 +2,9 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
+use std::iter;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,6 +28,9 @@ pub(super) struct Machines {
     /// Locked, because two guests at once would write to the same files.
     _lock: File,
 }
+
+/// How many guests run at once: each keeps one processor busy, and CI has two.
+const GUESTS: usize = 2;
 
 /// A scenario that can run on any kernel.
 pub(super) struct Prepared {
@@ -83,25 +88,66 @@ impl Machines {
         self.kernels.iter_mut().try_for_each(|kernel| kernel.build_module(workspace))
     }
 
-    /// Runs a scenario on each kernel, and adds the results to the table.
+    /// Runs scenarios on each kernel, two guests at a time, and adds the results to the table. A guest that
+    /// measures runs alone, after the others.
     pub(super) fn run(
         &self,
-        prepared: &Prepared,
+        scenarios: &[Prepared],
         deadline: Duration,
         table: &mut Table,
     ) -> Result<()> {
-        for kernel in &self.kernels {
-            let run = Run { prepared, kernel, directory: &self.directory, link: None };
-            table.add(run.start(&self.toolbox, deadline)?);
+        let mut runs: Vec<_> = scenarios
+            .iter()
+            .flat_map(|prepared| self.kernels.iter().map(move |kernel| (prepared, kernel)))
+            .map(|(prepared, kernel)| Run {
+                prepared,
+                kernel,
+                directory: &self.directory,
+                link: None,
+            })
+            .collect();
+        let measuring: Vec<_> = runs
+            .extract_if(.., |run| run.prepared.processors == Processors::CountedAlone)
+            .collect();
+        for (runs, at_once) in [(runs, GUESTS), (measuring, 1)] {
+            self.run_side_by_side(&runs, at_once, deadline)?
+                .into_iter()
+                .for_each(|cell| table.add(cell));
         }
         Ok(())
+    }
+
+    /// The results, in the order of `runs`.
+    fn run_side_by_side(
+        &self,
+        runs: &[Run<'_>],
+        at_once: usize,
+        deadline: Duration,
+    ) -> Result<Vec<Cell>> {
+        let waiting = Mutex::new(runs.iter().enumerate());
+        let next = || waiting.lock().ok()?.next();
+        let work = || {
+            let cells = iter::from_fn(next);
+            let cells = cells.map(|(place, run)| Ok((place, run.start(&self.toolbox, deadline)?)));
+            cells.collect::<Result<Vec<_>>>()
+        };
+        let mut cells = Vec::new();
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().try_for_each(|worker| {
+                cells.extend(worker.join().map_err(|_| anyhow!("a thread has panicked"))??);
+                anyhow::Ok(())
+            })
+        })?;
+        cells.sort_by_key(|(place, _)| *place);
+        Ok(cells.into_iter().map(|(_, cell)| cell).collect())
     }
 
     /// Runs a scenario of two guests, which an Ethernet link joins, on the first and on the last kernel. The
     /// first guest reports, and ends the second.
     pub(super) fn run_both(
         &self,
-        both: &[Prepared; 2],
+        both: &[Prepared],
         deadline: Duration,
         table: &mut Table,
     ) -> Result<()> {
@@ -187,7 +233,11 @@ impl Run<'_> {
         }
         let mut unsaved = None;
         let end = guest.run(&path, &mut |line| {
-            println!("{:6.1} s  {line}", began.elapsed().as_secs_f32());
+            println!(
+                "{:6.1} s  {name} {}: {line}",
+                began.elapsed().as_secs_f32(),
+                self.kernel.name
+            );
             tap.line(line);
             unsaved = unsaved.take().or(writeln!(said, "{line}").err());
         })?;
