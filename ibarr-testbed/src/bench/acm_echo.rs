@@ -13,7 +13,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use ibarr_user::sys::descriptors::raise_limit;
-use ibarr_user::transport::acm::{Clients, Event, Listener, Made, Sent};
+use ibarr_user::transport::acm::{Clients, Event, Listener, Made, Sent, listen};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{MsgFlags, recv, send};
 use tokio::sync::mpsc;
@@ -33,8 +33,8 @@ pub fn serve(socket: &Path) -> Result<()> {
 async fn echo(listener: UnixListener) -> Result<()> {
     let (sender, mut events) = mpsc::channel(64);
     let (ready_sender, mut ready) = mpsc::unbounded_channel();
-    let mut clients = Clients::new(sender, ready_sender);
-    let _listening = clients.listen(Listener::unix(listener)?);
+    let mut clients = Clients::new(sender.clone(), ready_sender);
+    let _listening = listen(Listener::unix(listener)?, sender);
     say_ready()?;
     let mut buffer = [0; MAX_REQUEST_LEN];
     loop {

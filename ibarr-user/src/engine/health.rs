@@ -121,7 +121,7 @@ impl Engine {
             metrics_closed: self.metrics_server.failure(),
             snapshot_failed: self.snapshots.warning(),
             acm_files: self.preloads.warnings(now).collect(),
-            acm_closed: self.acm.warning(self.config.acm.serve),
+            acm_closed: self.acm.sockets.warning(self.config.acm.serve),
             acm: self.config.acm.serve != crate::config::Serve::Off,
             ..facts
         }

@@ -13,6 +13,7 @@ use ibarr_proto::local_view;
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
 
+use super::acm_sockets::Served;
 use crate::bpf;
 use crate::config::{self, Config};
 use crate::control::server::Ask;
@@ -39,6 +40,7 @@ pub(super) enum Input {
     Responder(bpf::Progress),
     Packets(bpf::Packets),
     Acm(acm::Event),
+    AcmServed(Served),
     Named(names::Named),
     Preloaded(Box<Loaded>),
     Ask(Ask),

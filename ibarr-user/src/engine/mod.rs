@@ -5,6 +5,7 @@
 //! the cores decide what a peer, the kernel or an administrator gets.
 
 mod acm;
+mod acm_sockets;
 mod asks;
 mod descriptions;
 mod events;
@@ -44,6 +45,7 @@ use tokio::task::yield_now;
 use tracing::{error, info};
 
 use self::acm::Acm;
+use self::acm_sockets::AcmSockets;
 pub use self::descriptions::{Description, descriptions};
 use self::events::Hearing;
 use self::inputs::{Input, Inputs};
@@ -191,6 +193,8 @@ impl Engine {
         let (ready_sender, mut ready) = mpsc::unbounded_channel();
         let ready = stream::poll_fn(move |context| ready.poll_recv(context));
         inputs.follow(ready.map(|client| Input::Acm(transport_acm::Event::Ready(client))));
+        let (acm_sockets, served) = AcmSockets::start(acm.listeners, acm_sender.clone())?;
+        inputs.hear(served, Input::AcmServed);
         let (names, answers) = Names::new(look_up);
         inputs.hear(answers, Input::Named);
         let (preloaded, files) = mpsc::channel(1);
@@ -198,7 +202,7 @@ impl Engine {
         let udp_port = config.client.settings().udp_port;
         let now = clock::now();
         let mut engine = Self {
-            acm: Acm::new(acm, Clients::new(acm_sender, ready_sender)),
+            acm: Acm::new(acm.clients, Clients::new(acm_sender, ready_sender), acm_sockets),
             names,
             preloads: Preloads::new(preloaded),
             started: now,
@@ -246,7 +250,7 @@ impl Engine {
     }
 
     /// Runs until a signal ends it. It is ready when the node's addresses are known, and each
-    /// server socket and the BPF responder work or have reported why not.
+    /// server socket, the BPF responder and the sockets of ACM work or have reported why not.
     pub async fn run(mut self, asks: mpsc::Receiver<Ask>, signals: Signals) {
         self.inputs.hear(asks, Input::Ask);
         self.inputs.heed(signals);
@@ -327,6 +331,7 @@ impl Engine {
         self.node.view().confirmed_at().is_some()
             && self.servers.have_started()
             && self.responder.is_settled()
+            && self.acm.sockets.is_settled()
     }
 }
 
@@ -361,6 +366,7 @@ impl Io<Input> for Engine {
             Input::Responder(progress) => self.responder.handle_progress(now, progress),
             Input::Packets(packets) => self.trace_packets(&packets),
             Input::Acm(event) => self.handle_acm(now, event),
+            Input::AcmServed(served) => self.handle_acm_served(served),
             Input::Named(named) => self.handle_named(now, &named),
             Input::Preloaded(loaded) => {
                 self.handle_preloaded(now, *loaded);

@@ -138,7 +138,8 @@ impl Engine {
 
     pub(super) fn end_reload(&mut self, now: Instant) {
         let Reloads { is_settling, reading, .. } = &self.reloads;
-        if !is_settling || reading.is_some() || !self.responder.is_settled() {
+        let has_settled = self.responder.is_settled() && self.acm.sockets.is_settled();
+        if !is_settling || reading.is_some() || !has_settled {
             return;
         }
         self.reloads.is_settling = false;
@@ -156,7 +157,7 @@ impl Engine {
         self.levels.configure(config.log_level.clone());
         let was_informed = std::mem::replace(&mut self.config, config).inform;
         self.reconsider_reports(now, was_informed);
-        self.acm.serve(&self.config.acm);
+        self.acm.sockets.serve(&self.config.acm);
         self.preloads.configure(&self.config.acm);
         self.preload(now);
         self.metrics_server.listen(self.config.metrics.clone());

@@ -24,6 +24,7 @@
 //! | events of a trace | engine → control connection | [`MAX_EVENTS`](crate::control::messages::Request::MAX_EVENTS) | lost, and counted in the next one |
 //! | clients of ACM: new ones, and late replies | tasks → engine | [`ACM_EVENTS`] | the connection waits |
 //! | clients of ACM that have sent something | the runtime → engine | each client once | |
+//! | orders for the sockets of ACM, what became of them | engine ↔ thread | 1 each: there is one order at a time | |
 //! | names, their addresses | engine ↔ threads of the resolver | [`NAMES`] each: as many as the core asks for | the engine is told that the name is unknown; the threads wait |
 //! | preloaded files | thread → engine | 1: there is one such thread | |
 

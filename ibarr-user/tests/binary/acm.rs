@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 
@@ -19,6 +19,9 @@ use ibarr_user::sys::descriptors::raise_limit;
 use ibarr_user::transport::acm;
 use nix::net::if_::if_nametoindex;
 use nix::sys::signal::Signal;
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
+};
 use nix::unistd::close;
 
 use crate::kernel::{Kernel, command_here, pair, with_kept};
@@ -313,7 +316,7 @@ fn socket_is_there_only_while_the_configuration_wants_it_and_for_librdmacm_only_
         assert!(daemon.ask(&["reload"]).status.success());
     };
     let _port = Port::new(&dir);
-    let (daemon, _kernel) = start(&dir, "");
+    let (mut daemon, _kernel) = start(&dir, "");
     assert!(!socket.exists());
     // An ibacm that died has left it, and librdmacm would ask there.
     fs::write(dir.path("ibacm.port"), "1\n").unwrap();
@@ -332,6 +335,32 @@ fn socket_is_there_only_while_the_configuration_wants_it_and_for_librdmacm_only_
     reload(&daemon, "tools");
     let status = json(&daemon.ask(&["status", "--json"]))["status"].clone();
     assert!(status["warnings"].to_string().contains("a file that is no socket"), "{status}");
+    fs::remove_file(&socket).unwrap();
+    reload(&daemon, "full");
+    assert!(socket.exists() && link.exists());
+    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+    assert!(!socket.exists() && link.symlink_metadata().is_err());
+}
+
+#[test]
+fn holder_of_the_socket_with_a_full_queue_delays_neither_start_nor_reload() {
+    let dir = TempDir::new("acm-holder");
+    let path = UnixAddr::new(&dir.path("acm.sock")).unwrap();
+    let holder =
+        socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    bind(holder.as_raw_fd(), &path).unwrap();
+    listen(&holder, Backlog::new(0).unwrap()).unwrap();
+    let _first = Client::connect(&dir);
+    // A further connect(2) would wait as long as the holder accepts none.
+    let daemon = Daemon::start(&dir, &serving(&dir));
+    for _ in 0..2 {
+        assert!(daemon.ask(&["reload"]).status.success());
+        let status = json(&daemon.ask(&["status", "--json"]))["status"].clone();
+        assert!(status["warnings"].to_string().contains("ibacm must not run"), "{status}");
+    }
+    drop(holder);
+    assert!(daemon.ask(&["reload"]).status.success());
+    assert!(Client::connect(&dir).ask(Ask::Counters(Of::Index(9))).is_err());
 }
 
 #[test]

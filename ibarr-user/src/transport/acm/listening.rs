@@ -8,10 +8,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener as StdTcpListener};
 use std::num::NonZeroU16;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, symlink};
-use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
+use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
 
-use nix::sys::socket::{SockaddrStorage, getsockname};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, UnixAddr, connect, getsockname, socket,
+};
 use tokio::net::{TcpListener, UnixListener};
 
 /// Where librdmacm looks, a link beside the socket.
@@ -110,9 +113,7 @@ impl Made {
             Ok(file) if !file.file_type().is_socket() => {
                 return Err(io::Error::new(ErrorKind::AlreadyExists, "a file that is no socket"));
             }
-            Ok(_) if StdUnixStream::connect(path).is_ok() => {
-                return Err(ErrorKind::AddrInUse.into());
-            }
+            Ok(_) if is_served(path)? => return Err(ErrorKind::AddrInUse.into()),
             Ok(_) => fs::remove_file(path)?,
             Err(_) => {}
         }
@@ -139,6 +140,14 @@ impl Drop for Made {
         drop(self.show_to_librdmacm(false));
         drop(fs::remove_file(&self.path));
     }
+}
+
+/// Whether a process has the socket: all but a dead one's is left alone. A queue that is full is a process's, too,
+/// and connect(2) would wait for it.
+fn is_served(path: &Path) -> io::Result<bool> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    Ok(connect(socket.as_raw_fd(), &UnixAddr::new(path)?) != Err(Errno::ECONNREFUSED))
 }
 
 /// A link for librdmacm.
@@ -170,6 +179,9 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv6Addr;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    use nix::sys::socket::{Backlog, bind, listen};
 
     use super::*;
 
@@ -187,6 +199,24 @@ mod tests {
         assert!(refusal.contains("/ibacm.sock: File exists"), "{refusal}");
         link.show(false).unwrap();
         assert_eq!(fs::read_link(&at).unwrap(), Path::new("other.sock"));
+    }
+
+    #[test]
+    fn socket_whose_holder_is_stopped_with_a_full_queue_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("acm.sock");
+        let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
+        bind(fd.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        listen(&fd, Backlog::new(0).unwrap()).unwrap();
+        let _first = UnixStream::connect(&path).unwrap();
+        let error = Made::bind(&path).unwrap_err();
+        assert_eq!((error.kind(), path.exists()), (ErrorKind::AddrInUse, true));
+        drop(fd);
+        drop(Made::bind(&path).unwrap());
+        assert!(!path.exists());
+        // Of another type: connect(2) refuses it for that.
+        let _datagrams = UnixDatagram::bind(&path).unwrap();
+        assert!(Made::bind(&path).is_err() && path.exists());
     }
 
     #[tokio::test]

@@ -184,11 +184,6 @@ impl Clients {
         Self { events, by_id, next: 0, ready, room, reading: READING }
     }
 
-    /// Accepts connections. Must be called within a runtime.
-    pub fn listen(&self, listener: Listener) -> Listening {
-        Listening(tokio::spawn(accept(listener, self.events.clone())).abort_handle())
-    }
-
     /// Waits for a new client's messages. `None` if its user is not known, because it has left already. The
     /// kernel gives all clients of TCP the user -1, which no process has.
     pub fn admit(&mut self, stream: OwnedFd) -> Option<(ClientId, User)> {
@@ -298,6 +293,11 @@ impl Clients {
             let _ = shutdown(stream.as_raw_fd(), Shutdown::Both);
         }
     }
+}
+
+/// Accepts connections. Must be called within a runtime.
+pub fn listen(listener: Listener, events: mpsc::Sender<Event>) -> Listening {
+    Listening(tokio::spawn(accept(listener, events)).abort_handle())
 }
 
 async fn accept(listener: Listener, events: mpsc::Sender<Event>) {
