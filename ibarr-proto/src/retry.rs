@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Schedules of resends, and random times.
+//! Schedules of resends and of repairs, and random times.
 
 use std::time::Duration;
 
+use ibarr_common::Instant;
 use rand_core::Rng;
 
 /// Times of the resends of a question, counted from its first send. Jitter separates nodes that
@@ -114,6 +115,32 @@ impl Jitter {
     }
 }
 
+/// When to make again what others remove: at once, and after growing pauses if they remove it again and again.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Repair {
+    made_at: Instant,
+    pause: Duration,
+}
+
+impl Repair {
+    const SHORTEST: Duration = Duration::from_secs(2);
+    /// The longest pause. What has lasted for twice as long is made again at once.
+    pub const LONGEST: Duration = Duration::from_mins(1);
+
+    /// When what is missing now may be made again. If that is now, it counts as made.
+    pub fn due(&mut self, now: Instant) -> Instant {
+        if now.since(self.made_at) >= Self::LONGEST * 2 {
+            self.pause = Duration::ZERO;
+        }
+        let due = self.made_at + self.pause;
+        if due <= now {
+            self.made_at = now;
+            self.pause = (self.pause * 2).clamp(Self::SHORTEST, Self::LONGEST);
+        }
+        due
+    }
+}
+
 /// A part of `duration`: `luck` as a fraction of its range.
 pub fn part(duration: Duration, luck: u32) -> Duration {
     let nanos = (u128::from(luck) * duration.as_nanos()) >> 32;
@@ -180,6 +207,18 @@ mod tests {
             let below = below(bound, &mut ChaCha12Rng::seed_from_u64(seed));
             prop_assert!(below < bound || bound == 0);
         }
+    }
+
+    #[test]
+    fn what_is_removed_again_and_again_is_made_after_growing_pauses() {
+        let at = |secs| Instant::from_nanos(secs * 1_000_000_000);
+        let mut repair = Repair::default();
+        let mut made = |seconds: std::ops::Range<u64>| -> Vec<u64> {
+            seconds.filter(|&now| repair.due(at(now)) <= at(now)).collect()
+        };
+        assert_eq!(made(3..200), [3, 5, 9, 17, 33, 65, 125, 185]);
+        // It has lasted until now.
+        assert_eq!(made(305..309), [305, 307]);
     }
 
     #[test]
