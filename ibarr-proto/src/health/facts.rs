@@ -58,6 +58,8 @@ pub struct Facts {
     pub ports: Vec<Port>,
     /// Why group ibarr is not known.
     pub group_unknown: Option<String>,
+    /// Why no program finds the control socket.
+    pub control_closed: Option<String>,
     /// How many lines the log lacks.
     pub log_lost: u64,
     /// Why the metrics are not served.

@@ -232,6 +232,10 @@ causes! {
     GroupUnknown = "group-unknown",
     /// Connections to the control socket were refused.
     ConnectionsRefused = "connections-refused",
+    /// No program finds the control socket.
+    ControlClosed = "control-closed",
+    /// Another program had removed sockets or directories of ours.
+    FilesRemoved = "files-removed",
     /// Lines of the log were lost.
     LogLost = "log-lost",
     /// The metrics cannot be served.

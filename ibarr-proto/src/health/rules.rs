@@ -380,6 +380,14 @@ fn control(found: &mut Found, facts: &Facts) {
             "fix what nsswitch.conf names, then reload",
         );
     }
+    if let Some(reason) = &facts.control_closed {
+        found.degraded(
+            of,
+            Cause::ControlClosed,
+            format_args!("no command finds the daemon: {reason}"),
+            "remove what is in the way; the daemon tries again, and at the latest a restart makes its directory",
+        );
+    }
     if facts.log_lost > 0 {
         found.degraded(
             of,
@@ -443,6 +451,11 @@ pub(super) fn counted(cause: Cause, count: u64) -> Finding {
             Subsystem::Caches,
             "paths were forgotten to make room",
             "raise max-cached below [paths]",
+        ),
+        Cause::FilesRemoved => (
+            Subsystem::Control,
+            "another program removed sockets or directories of the daemon, which has made them again",
+            "find that program (a cleaner, systemd-tmpfiles, a script) and have it spare them",
         ),
         Cause::ConnectionsRefused => (
             Subsystem::Control,

@@ -134,6 +134,8 @@ fn faults() -> Vec<(Facts, &'static str)> {
             "sa mlx5_0/1: events-unheard: degraded",
         ),
         (Facts { group_unknown: some(), ..f() }, "control: group-unknown: degraded"),
+        (Facts { control_closed: some(), ..f() }, "control: control-closed: degraded"),
+        (counted(Cause::FilesRemoved), "control: files-removed: degraded"),
         (Facts { log_lost: 3, ..f() }, "control: log-lost: degraded"),
         (Facts { metrics_closed: some(), ..f() }, "control: metrics-closed: degraded"),
         (Facts { acm_closed: some(), ..f() }, "acm: acm-closed: degraded"),
