@@ -40,6 +40,7 @@ pub mod queries;
 pub mod rtnetlink;
 pub mod server;
 pub mod snapshot;
+pub mod socket_file;
 pub mod umad;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,6 +145,8 @@ ibarr_proto::counters! {
         /// Connections closed because no complete request came in time, or an answer was not read
         /// in time.
         ControlTimedOut = error("control.timed-out"),
+        /// Sockets and directories that another program had removed, and that were made again.
+        FileMadeAgain = error("transport.file-made-again"),
         /// Look-ups of a route that found one.
         RouteFound = normal("rtnetlink.route-found"),
         /// Look-ups of a route that found none, for a reason of the kernel.
