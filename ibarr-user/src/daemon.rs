@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use getrandom::SysRng;
 use rand_chacha::ChaCha12Rng;
@@ -25,6 +26,7 @@ use crate::sys::clock;
 use crate::sys::inherited;
 use crate::transport;
 use crate::transport::inherited::Inherited;
+use crate::transport::socket_file;
 
 /// Why the daemon ended or could not start.
 #[derive(Debug, Error)]
@@ -48,12 +50,12 @@ impl Error {
             Self::Control(control::Error::RunDir(run_dir::Error::Taken { .. })) => {
                 return FailureKind::Busy;
             }
-            Self::Control(control::Error::NoSocket(_)) => return FailureKind::Internal,
             Self::Control(
                 control::Error::RunDir(run_dir::Error::Io(_, source))
-                | control::Error::Io { source, .. },
+                | control::Error::Socket(socket_file::Error::Io(_, source)),
             )
             | Self::Kernel(_, source) => source,
+            Self::Control(_) => return FailureKind::Internal,
         };
         match io.kind() {
             io::ErrorKind::PermissionDenied => FailureKind::Permission,
@@ -124,9 +126,9 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
     let at_end = systemd.clone();
     let access = Access::start(|| access::look_up(control_socket::GROUP))
         .map_err(|error| Error::Kernel("a thread for the user database", error))?;
-    let metrics = Server::start(config.metrics.clone(), asks.clone())
-        .map_err(|error| Error::Kernel("a thread for the metrics", error))?;
     let shared = control::Control::new(access, options.descriptors.connections);
+    let metrics = Server::start(config.metrics.clone(), asks.clone(), Arc::clone(&shared.counters))
+        .map_err(|error| Error::Kernel("a thread for the metrics", error))?;
     info!(version = env!("CARGO_PKG_VERSION"), run_dir = %options.run_dir.display(), "starting");
     let setup = Setup {
         options,

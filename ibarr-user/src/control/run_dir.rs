@@ -2,19 +2,28 @@
 
 //! The directory of the control socket, locked by one daemon at a time.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use nix::libc;
 use thiserror::Error;
 
+use crate::transport::socket_file::{LOOK, identity};
+
 /// The directory, locked until the value is dropped or the process ends.
+///
+/// The lock is on the directory itself, so it outlasts a cleaner that empties it. Any user who can read the directory
+/// can lock it as well, so a file that only its owner can open is locked, too: it tells a daemon from such a user. The
+/// file is also the lock of ibarr 1.0.0.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
-    _lock: File,
+    directory: File,
+    lock: File,
 }
 
 /// Why the directory cannot be used.
@@ -33,56 +42,94 @@ pub enum Error {
     Io(PathBuf, #[source] io::Error),
 }
 
-/// The lock file. It is never removed: otherwise two daemons could lock two files of one name.
+/// The lock file. A daemon never removes it: otherwise two could lock two files of one name.
 const LOCK: &str = "lock";
 
+/// A daemon whose directory was emptied has made its lock file again after this.
+const MADE_AGAIN: Duration = LOOK.saturating_mul(2);
+
 impl RunDir {
-    /// Makes the directory if need be, and locks a file in it. `flock(2)` needs no more than a
-    /// descriptor, and other users can open the directory, but not the file.
+    /// Makes the directory if need be, and locks it.
     ///
     /// # Errors
     /// [`Error::Taken`] if another daemon has locked it.
     pub fn lock(path: &Path) -> Result<Self, Error> {
-        let io_error = |path: &Path| {
-            let path = path.to_owned();
-            |error| Error::Io(path, error)
-        };
+        let io_error = |error| Error::Io(path.to_owned(), error);
         let mut builder = DirBuilder::new();
-        builder.recursive(true).mode(0o755).create(path).map_err(io_error(path))?;
-        let file = path.join(LOCK);
-        let mut lock = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(&file)
-            .map_err(io_error(&file))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => {
-                let path = path.to_owned();
-                return Err(Error::Taken { path, owner: owner(&mut lock) });
+        builder.recursive(true).mode(0o755).create(path).map_err(io_error)?;
+        let mut options = OpenOptions::new();
+        let directory = options.read(true).custom_flags(libc::O_DIRECTORY).open(path);
+        let (directory, begun) = (directory.map_err(io_error)?, Instant::now());
+        loop {
+            let is_taken = matches!(directory.try_lock(), Err(TryLockError::WouldBlock));
+            let lock = lock_file(path)?;
+            if !is_taken || begun.elapsed() > MADE_AGAIN {
+                return Ok(Self { path: path.to_owned(), directory, lock });
             }
-            Err(fs::TryLockError::Error(error)) => return Err(io_error(&file)(error)),
+            drop(lock);
+            sleep(MADE_AGAIN / 20);
         }
-        // A daemon that root started must not lock out the one that the owner of the directory starts next.
-        let owner = fs::metadata(path).map_err(io_error(path))?.uid();
-        if lock.metadata().map_err(io_error(&file))?.uid() != owner {
-            // Only root can; another user has opened the file, so it is no obstacle.
-            drop(fchown(&lock, Some(owner), None));
-        }
-        // For people, and for the message above.
-        let note = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
-        note.map_err(io_error(&file))?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
     /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Whether the locked directory and file have their names.
+    pub fn is_there(&self) -> bool {
+        is_at(&self.directory, &self.path) && is_at(&self.lock, &self.path.join(LOCK))
+    }
+
+    /// Makes and locks again what is not there, and says whether the directory is another one now.
+    ///
+    /// # Errors
+    /// As [`RunDir::lock`].
+    pub fn restore(&mut self) -> Result<bool, Error> {
+        let is_same = is_at(&self.directory, &self.path);
+        if is_same {
+            self.lock = lock_file(&self.path)?;
+        } else {
+            *self = Self::lock(&self.path)?;
+        }
+        Ok(!is_same)
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let found =
+        fs::metadata(path).and_then(|there| Ok(identity(&there) == identity(&file.metadata()?)));
+    found.unwrap_or(false)
+}
+
+fn lock_file(directory: &Path) -> Result<File, Error> {
+    let path = directory.join(LOCK);
+    let io_error = |error| Error::Io(path.clone(), error);
+    let mut lock = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(&path)
+        .map_err(io_error)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(Error::Taken { path: directory.to_owned(), owner: owner(&mut lock) });
+        }
+        Err(TryLockError::Error(error)) => return Err(io_error(error)),
+    }
+    // A daemon that root started must not lock out the one that the owner of the directory starts next.
+    let owner = fs::metadata(directory).map_err(io_error)?.uid();
+    if lock.metadata().map_err(io_error)?.uid() != owner {
+        // Only root can; another user has opened the file, so it is no obstacle.
+        drop(fchown(&lock, Some(owner), None));
+    }
+    // For people, and for the message above.
+    lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(io_error)?;
+    Ok(lock)
 }
 
 /// Empty if the other daemon has not written its pid yet.
@@ -94,6 +141,8 @@ fn owner(lock: &mut File) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -106,5 +155,50 @@ mod tests {
         assert!(refusal.contains(&format!("another ibarr (pid {pid}) runs here")), "{refusal}");
         drop(first);
         drop(RunDir::lock(&dir).unwrap());
+    }
+
+    #[test]
+    fn neither_an_emptied_directory_nor_that_of_an_older_daemon_is_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = RunDir::lock(dir.path()).unwrap();
+        fs::remove_file(dir.path().join(LOCK)).unwrap();
+        let refused = || matches!(RunDir::lock(dir.path()), Err(Error::Taken { .. }));
+        thread::scope(|scope| {
+            // It waits for the file to be made again.
+            let second = scope.spawn(refused);
+            assert!(!first.restore().unwrap());
+            assert!(second.join().unwrap());
+        });
+        drop(first);
+        // 1.0.0 locks the file alone.
+        let older = File::options().write(true).open(dir.path().join(LOCK)).unwrap();
+        older.try_lock().unwrap();
+        assert!(refused());
+    }
+
+    #[test]
+    fn directory_in_the_place_of_ours_is_locked_unless_another_daemon_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (at, aside) = (dir.path().join("run"), dir.path().join("aside"));
+        let mut first = RunDir::lock(&at).unwrap();
+        assert!(first.is_there());
+        fs::rename(&at, &aside).unwrap();
+        assert!(!first.is_there());
+        assert!(first.restore().unwrap() && first.is_there());
+        fs::remove_dir_all(&at).unwrap();
+        let second = RunDir::lock(&at).unwrap();
+        assert!(matches!(first.restore(), Err(Error::Taken { .. })));
+        drop(second);
+        assert!(first.restore().unwrap() && first.is_there());
+    }
+
+    #[test]
+    fn user_who_locks_the_directory_keeps_no_daemon_from_starting() {
+        let dir = tempfile::tempdir().unwrap();
+        let theirs = File::open(dir.path()).unwrap();
+        theirs.lock().unwrap();
+        let ours = RunDir::lock(dir.path()).unwrap();
+        assert!(ours.is_there());
+        assert!(matches!(RunDir::lock(dir.path()), Err(Error::Taken { .. })));
     }
 }

@@ -6,31 +6,34 @@
 //! nor requests of the kernel. It accepts every connection at once, because a full listen queue
 //! would block root; a connection without room in [`Places`] is told so and closed.
 
-use std::fs::{self, File, Metadata, Permissions};
+use std::fs::File;
 use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use ibarr_common::Instant;
+use ibarr_proto::retry::Repair;
 use nix::errno::Errno;
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{ReadHalf, WriteHalf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::access::{Access, GroupId};
 use super::messages::{Failure, FailureKind, Request, Response};
 use super::places::{Class, Place, Places, Refusal};
 use super::run_dir::{self, RunDir};
+use crate::causes::chain;
+use crate::sys::clock;
 use crate::sys::peer::Peer;
+use crate::transport::socket_file::{self, LOOK, SocketFile};
 use crate::transport::{Counter, Counters};
 
 /// A request of a user.
@@ -56,12 +59,15 @@ pub struct Control {
     pub places: Places,
     /// Counters of the control socket.
     pub counters: Arc<Counters>,
+    /// Why no program finds the control socket.
+    pub closed: watch::Sender<Option<String>>,
 }
 
 impl Control {
     /// Without connections; `connections` is the limit for each class of users.
     pub fn new(access: Access, connections: usize) -> Self {
-        Self { access, places: Places::new(connections), counters: Arc::default() }
+        let (places, closed) = (Places::new(connections), watch::Sender::default());
+        Self { access, places, counters: Arc::default(), closed }
     }
 }
 
@@ -83,66 +89,53 @@ pub enum Error {
     /// The directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] run_dir::Error),
-    /// A file that is not a socket has its name.
-    #[error("control socket {0}: a file that is not a socket has this name; remove it")]
-    NoSocket(PathBuf),
     /// The socket cannot be made.
-    #[error("control socket {path}: cannot be made; is the directory ours to write?")]
-    Io {
-        /// Path of the socket.
-        path: PathBuf,
-        /// The error of the system call.
-        source: io::Error,
-    },
+    #[error("control socket {0}")]
+    Socket(#[from] socket_file::Error),
+    /// Another program removes it again and again.
+    #[error("{0}: another program changes it again and again; it is made again after a while")]
+    Paused(PathBuf),
 }
 
-/// The socket on which [`start`] answers; dropping it removes the socket file.
+/// The socket on which [`start`] answers.
 #[derive(Debug)]
 pub struct Listener {
-    socket: StdUnixListener,
-    path: PathBuf,
-    /// Device and inode of the socket file.
-    file: (u64, u64),
+    file: SocketFile,
     /// Released after the socket is removed.
-    _run_dir: RunDir,
+    run_dir: RunDir,
+    repair: Repair,
 }
 
 impl Listener {
     /// Listens in `run_dir`, and replaces the socket of a dead daemon.
     ///
     /// # Errors
-    /// If a file of another kind has the name, or the socket cannot be made.
+    /// If another program has the name, or the socket cannot be made.
     pub fn bind(run_dir: RunDir) -> Result<Self, Error> {
-        let path = super::socket_path(run_dir.path());
-        let io_error = |source| Error::Io { path: path.clone(), source };
-        match fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(io_error(error)),
-            Ok(file) if !file.file_type().is_socket() => return Err(Error::NoSocket(path)),
-            // Its daemon is dead, or it would hold the lock.
-            Ok(_) => fs::remove_file(&path).map_err(io_error)?,
-        }
-        let socket = StdUnixListener::bind(&path).map_err(io_error)?;
-        socket.set_nonblocking(true).map_err(io_error)?;
-        let file = identity(&fs::symlink_metadata(&path).map_err(io_error)?);
-        // Any user may connect; the right to change is checked for each request.
-        fs::set_permissions(&path, Permissions::from_mode(0o666)).map_err(io_error)?;
-        Ok(Self { socket, path, file, _run_dir: run_dir })
+        let file = SocketFile::bind(&super::socket_path(run_dir.path()))?;
+        Ok(Self { file, run_dir, repair: Repair::default() })
     }
-}
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let there = fs::symlink_metadata(&self.path);
-        if there.is_ok_and(|there| identity(&there) == self.file) {
-            // At worst a dead socket stays, which the next start replaces.
-            drop(fs::remove_file(&self.path));
+    /// Makes directory, lock and socket again if another program has removed them, and says whether it did.
+    fn look(&mut self, now: Instant) -> Result<bool, Error> {
+        if self.run_dir.is_there() {
+            return Ok(self.file.look(now)?);
         }
+        let path = self.run_dir.path();
+        if self.repair.due(now) > now {
+            return Err(Error::Paused(path.to_owned()));
+        }
+        warn!(
+            "{}: another program has removed or replaced the run directory or its lock",
+            path.display()
+        );
+        if self.run_dir.restore()? {
+            self.file = SocketFile::bind(&super::socket_path(self.run_dir.path()))?;
+        } else {
+            self.file.look(now)?;
+        }
+        Ok(true)
     }
-}
-
-fn identity(file: &Metadata) -> (u64, u64) {
-    (file.dev(), file.ino())
 }
 
 /// Serves on its own thread until the other end of `asks` is dropped.
@@ -157,18 +150,17 @@ pub fn start(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let socket = {
         let _context = runtime.enter();
-        UnixListener::from_std(listener.socket.try_clone()?)?
+        listener.file.listen().map_err(io::Error::other)?
     };
     let talks = JoinSet::new();
-    let accepting = Accepting { socket, talks, reserve: reserve(), asks, control };
-    thread::Builder::new().name("control".to_owned()).spawn(move || {
-        runtime.block_on(accepting.serve());
-        drop(listener);
-    })
+    let accepting = Accepting { listener, socket, talks, reserve: reserve(), asks, control };
+    let serve = move || runtime.block_on(accepting.serve());
+    thread::Builder::new().name("control".to_owned()).spawn(serve)
 }
 
 /// Accepts connections.
 struct Accepting {
+    listener: Listener,
     socket: UnixListener,
     /// The open connections.
     talks: JoinSet<()>,
@@ -180,10 +172,15 @@ struct Accepting {
 
 impl Accepting {
     async fn serve(mut self) {
+        let mut looks = tokio::time::interval(LOOK);
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = self.asks.closed() => break,
+                _ = looks.tick() => {
+                    self.look();
+                    continue;
+                }
                 Some(_) = self.talks.join_next() => continue,
                 accepted = self.socket.accept() => accepted,
             };
@@ -208,6 +205,17 @@ impl Accepting {
         // The engine has given its last answers.
         let written = async { while self.talks.join_next().await.is_some() {} };
         drop(tokio::time::timeout(LAST_ANSWERS, written).await);
+    }
+
+    fn look(&mut self) {
+        let looked = self.listener.look(clock::now()).and_then(|was_changed| {
+            if was_changed {
+                self.control.counters.count(Counter::FileMadeAgain);
+                self.socket = self.listener.file.listen()?;
+            }
+            Ok(())
+        });
+        self.control.closed.send_replace(looked.err().map(|error| chain(&error)));
     }
 
     fn admit(&mut self, stream: UnixStream) {

@@ -117,6 +117,7 @@ impl Engine {
             },
             group_unknown: matches!(group, GroupId::Unknown | GroupId::Failed(_))
                 .then(|| group.to_string()),
+            control_closed: self.control.closed.borrow().clone(),
             log_lost: self.log.untold(),
             metrics_closed: self.metrics_server.failure(),
             snapshot_failed: self.snapshots.warning(),
@@ -147,6 +148,7 @@ impl Engine {
                     transport::Counter::ControlNoDescriptor,
                 ],
             ),
+            of(Cause::FilesRemoved, &[transport::Counter::FileMadeAgain]),
             Counted { cause: Cause::QueriesLost, count: self.queries_dropped() },
             Counted {
                 cause: Cause::MapFaults,

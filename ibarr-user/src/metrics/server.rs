@@ -4,10 +4,8 @@
 //! [`FRESH`], whatever number of clients asks it: no client makes the engine slow.
 
 use std::convert::Infallible;
-use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::path::PathBuf;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,15 +17,20 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{interval, sleep, timeout};
 use tracing::{debug, info};
 
+use crate::causes::chain;
 use crate::config::Listen;
 use crate::control::messages::{Body, Request as Question};
 use crate::control::server::Ask;
+use crate::sys::clock;
+use crate::transport::socket_file::{self, LOOK, SocketFile};
+use crate::transport::{Counter, Counters};
 
 /// Connections at once; a further one is closed.
 const CONNECTIONS: usize = 8;
@@ -56,7 +59,11 @@ impl Server {
     ///
     /// # Errors
     /// If the thread or its event loop cannot be started.
-    pub fn start(listen: Option<Listen>, asks: mpsc::Sender<Ask>) -> io::Result<Self> {
+    pub fn start(
+        listen: Option<Listen>,
+        asks: mpsc::Sender<Ask>,
+        counters: Arc<Counters>,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (wanted, wish) = watch::channel(listen);
         let (failing, failure) = watch::channel(None);
@@ -66,7 +73,7 @@ impl Server {
             runtime.block_on(async {
                 tokio::select! {
                     () = ended.closed() => {}
-                    () = serve(wish, failing, source) => {}
+                    () = serve(wish, failing, source, &counters) => {}
                 }
             });
             // Connections end with their event loop.
@@ -120,6 +127,7 @@ async fn serve(
     mut wish: watch::Receiver<Option<Listen>>,
     failing: watch::Sender<Option<String>>,
     source: Arc<Source>,
+    counters: &Counters,
 ) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
@@ -132,16 +140,16 @@ async fn serve(
             continue;
         };
         match Socket::bind(&listen) {
-            Ok(socket) => {
+            Ok(mut socket) => {
                 failing.send_replace(None);
                 info!(%listen, "metrics are served");
                 tokio::select! {
                     changed = wish.changed() => if changed.is_err() { return },
-                    () = socket.accept_all(&places, &source) => {}
+                    () = socket.accept_all(&places, &source, &failing, counters) => {}
                 }
             }
             Err(error) => {
-                failing.send_replace(Some(format!("{listen}: {error}")));
+                failing.send_replace(Some(chain(&error)));
                 tokio::select! {
                     changed = wish.changed() => if changed.is_err() { return },
                     () = sleep(RETRY) => {}
@@ -152,37 +160,58 @@ async fn serve(
 }
 
 enum Socket {
-    Unix(UnixListener, PathBuf),
+    Unix(UnixListener, SocketFile),
     Tcp(TcpListener),
 }
 
+/// Why the metrics are not served.
+#[derive(Debug, Error)]
+enum Error {
+    #[error("unix:{0}")]
+    Unix(#[from] socket_file::Error),
+    #[error("{0}")]
+    Tcp(SocketAddr, #[source] io::Error),
+}
+
 impl Socket {
-    fn bind(listen: &Listen) -> io::Result<Self> {
+    fn bind(listen: &Listen) -> Result<Self, Error> {
         match listen {
+            // Any user may read, as on the control socket.
             Listen::Unix(path) => {
-                // A socket that an earlier daemon has left.
-                if fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
-                    fs::remove_file(path)?;
-                }
-                let socket = UnixListener::bind(path)?;
-                // Any user may read, as on the control socket.
-                fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
-                Ok(Self::Unix(socket, path.clone()))
+                let file = SocketFile::bind(path)?;
+                Ok(Self::Unix(file.listen()?, file))
             }
             Listen::Tcp(address) => {
-                let socket = std::net::TcpListener::bind(address)?;
-                socket.set_nonblocking(true)?;
-                Ok(Self::Tcp(TcpListener::from_std(socket)?))
+                let bind = || {
+                    let socket = std::net::TcpListener::bind(address)?;
+                    socket.set_nonblocking(true)?;
+                    Ok(Self::Tcp(TcpListener::from_std(socket)?))
+                };
+                bind().map_err(|error| Error::Tcp(*address, error))
             }
         }
     }
 
-    async fn accept_all(&self, places: &Arc<Semaphore>, source: &Arc<Source>) {
+    async fn accept_all(
+        &mut self,
+        places: &Arc<Semaphore>,
+        source: &Arc<Source>,
+        failing: &watch::Sender<Option<String>>,
+        counters: &Counters,
+    ) {
+        let mut looks = interval(LOOK);
         loop {
             let accepted = match self {
-                Self::Unix(socket, _) => {
-                    socket.accept().await.map(|(stream, _)| seat(stream, places, source))
-                }
+                Self::Unix(socket, _) => tokio::select! {
+                    accepted = socket.accept() => {
+                        accepted.map(|(stream, _)| seat(stream, places, source))
+                    }
+                    _ = looks.tick() => {
+                        let looked = self.look(counters);
+                        failing.send_replace(looked.err().map(|error| chain(&error)));
+                        Ok(())
+                    }
+                },
                 Self::Tcp(socket) => {
                     socket.accept().await.map(|(stream, _)| seat(stream, places, source))
                 }
@@ -193,14 +222,15 @@ impl Socket {
             }
         }
     }
-}
 
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if let Self::Unix(_, path) = self {
-            // At worst a dead socket stays, which the next start replaces.
-            drop(fs::remove_file(path));
+    fn look(&mut self, counters: &Counters) -> Result<(), Error> {
+        if let Self::Unix(socket, file) = self
+            && file.look(clock::now())?
+        {
+            counters.count(Counter::FileMadeAgain);
+            *socket = file.listen()?;
         }
+        Ok(())
     }
 }
 
