@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::reader::{Table, Value};
 
@@ -26,11 +26,12 @@ impl fmt::Display for Listen {
     }
 }
 
-pub(super) fn read(root: &mut Table<'_, '_>) -> Option<Listen> {
-    root.table("metrics", |table| table.value("listen", None, listen))
+/// `others` are the files of other keys.
+pub(super) fn read(root: &mut Table<'_, '_>, others: &[&Path]) -> Option<Listen> {
+    root.table("metrics", |table| table.value("listen", None, |value| listen(value, others)))
 }
 
-fn listen(value: Value<'_>) -> Result<Option<Listen>, String> {
+fn listen(value: Value<'_>, others: &[&Path]) -> Result<Option<Listen>, String> {
     const FORMS: &str =
         "write \"unix:/run/ibarr/metrics.sock\", \"127.0.0.1:9792\" or \"[::1]:9792\"";
     let text = value.text("unix:/run/ibarr/metrics.sock")?;
@@ -38,7 +39,11 @@ fn listen(value: Value<'_>) -> Result<Option<Listen>, String> {
         return Ok(None);
     }
     if let Some(path) = text.strip_prefix("unix:") {
-        let is_file = path.starts_with('/') && !path.ends_with('/');
+        let (is_file, path) = (path.starts_with('/') && !path.ends_with('/'), Path::new(path));
+        // The control socket of any run directory, by any path.
+        if path.ends_with("control.sock") || others.contains(&path) {
+            return Err(format!("is {text:?}: ibarr has another file of this name; {FORMS}"));
+        }
         return if is_file {
             Ok(Some(Listen::Unix(path.into())))
         } else {
@@ -66,7 +71,8 @@ mod tests {
     fn parse(text: &str) -> Result<Option<Listen>, String> {
         let text = format!("[metrics]\nlisten = \"{text}\"\n");
         let source = Source { name: "f".to_owned(), text };
-        read_all(&[source], read).map_err(|mistakes| mistakes[0].to_string())
+        let acm = Path::new("/run/acm.sock");
+        read_all(&[source], |root| read(root, &[acm])).map_err(|mistakes| mistakes[0].to_string())
     }
 
     #[test]
@@ -80,6 +86,12 @@ mod tests {
             let mistake = parse(address).unwrap_err();
             assert!(mistake.starts_with("f:2:10: metrics.listen is "), "{mistake}");
             assert!(mistake.contains("only loopback addresses are served"), "{mistake}");
+        }
+        for ours in
+            ["/run/ibarr/control.sock", "/r/control.sock", "/run/acm.sock", "/run//acm.sock"]
+        {
+            let mistake = parse(&format!("unix:{ours}")).unwrap_err();
+            assert!(mistake.contains("ibarr has another file of this name"), "{mistake}");
         }
         for wrong in
             ["9792", "localhost:9792", "unix:m.sock", "unix:/run/", "127.0.0.1:0", "127.0.0.1"]

@@ -132,6 +132,17 @@ impl Config {
         let (paths, inform, snapshot) = paths::read(root);
         let client = client(root, udp_port, source_check);
         let deadline = client.settings().deadline;
+        let acm = Acm::read(root);
+        let for_librdmacm = acm.socket.with_file_name(crate::transport::acm::FOR_LIBRDMACM);
+        let files = [
+            Some(&acm.socket),
+            Some(&for_librdmacm),
+            acm.hosts.as_ref(),
+            acm.routes.as_ref(),
+            snapshot.as_ref(),
+        ];
+        let files: Vec<_> = files.into_iter().flatten().map(PathBuf::as_path).collect();
+        let metrics = metrics::read(root, &files);
         let allow = root.list("allow", Vec::new(), |value| value.parse::<Prefix>("10.0.0.0/8"));
         Self {
             files: root.files(),
@@ -149,8 +160,8 @@ impl Config {
             paths,
             inform,
             snapshot,
-            acm: Acm::read(root),
-            metrics: metrics::read(root),
+            acm,
+            metrics,
             log_level: root.value("log-level", Level::default(), |value| value.parse("info")),
         }
     }

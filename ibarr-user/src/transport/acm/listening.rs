@@ -18,7 +18,7 @@ use nix::sys::socket::{
 use tokio::net::{TcpListener, UnixListener};
 
 /// Where librdmacm looks, a link beside the socket.
-const FOR_LIBRDMACM: &str = "ibacm.sock";
+pub const FOR_LIBRDMACM: &str = "ibacm.sock";
 
 /// A socket where clients connect.
 #[derive(Debug)]

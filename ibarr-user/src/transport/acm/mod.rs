@@ -30,7 +30,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tracing::debug;
 
-pub use self::listening::{Listener, Made};
+pub use self::listening::{FOR_LIBRDMACM, Listener, Made};
 pub use self::ports::{Files, Kept, remove_stale};
 pub use self::sources::Sources;
 use crate::sys::fd;
