@@ -18,7 +18,7 @@ fn text(output: &Output) -> String {
 }
 
 /// The answer to a request, with its head.
-fn http(mut stream: impl Read + Write, request: &str) -> String {
+pub(crate) fn http(mut stream: impl Read + Write, request: &str) -> String {
     stream.write_all(format!("{request}\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
