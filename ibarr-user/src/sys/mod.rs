@@ -10,6 +10,7 @@ pub mod descriptors;
 pub mod ethtool;
 pub mod fd;
 pub mod inherited;
+pub mod last_reply;
 pub mod local_service;
 pub mod mmsg;
 pub mod netlink;
