@@ -3,7 +3,7 @@
 //! The life of the process: from the configuration to readiness, until a signal ends it.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 use getrandom::SysRng;
@@ -73,12 +73,18 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
     let (mut local_service, mut servers) = (None, Inherited::none());
     let mut acm = transport::acm::Inherited::default();
     for (name, fd) in inherited {
-        match name.as_str() {
-            transport::local_service::NAME if local_service.is_none() => local_service = Some(fd),
+        let number = fd.as_raw_fd();
+        let used = match name.as_str() {
+            transport::local_service::NAME if local_service.is_none() => {
+                local_service = Some(fd);
+                Ok(())
+            }
+            transport::local_service::NAME => Err("there is another one".to_owned()),
             transport::inherited::NAME => servers.add(fd),
-            transport::acm::NAME => acm.listeners.push(fd),
-            transport::acm::CLIENT => acm.clients.push(fd),
-            _ => servers.refuse_name(&name),
+            _ => acm.add(&name, fd),
+        };
+        if let Err(reason) = used {
+            servers.refuse(number, &name, &reason);
         }
     }
     let config = options.load()?;

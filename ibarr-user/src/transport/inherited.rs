@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use ibarr_proto::ip2gid::Family;
 use nix::sys::socket::{SockType, SockaddrStorage, getpeername, getsockname, getsockopt, sockopt};
@@ -38,25 +38,25 @@ impl Inherited {
         Self { lowest_free, sockets: Vec::new(), refused: Vec::new() }
     }
 
-    /// Adds a socket, or the reason why it cannot be used.
-    pub fn add(&mut self, fd: OwnedFd) {
-        let number = fd.as_raw_fd();
-        let reason = match check(&fd) {
-            Ok((family, _)) if self.sockets.iter().any(|other| other.family == family) => {
-                format!("there is another one of {family}: give one ListenDatagram= of each family")
-            }
-            Ok((family, port)) => return self.sockets.push(Socket { fd, family, port }),
-            Err(reason) => reason,
-        };
-        self.refused.push(format!("inherited descriptor {number} ({NAME}) is not used: {reason}"));
+    /// Adds a socket.
+    ///
+    /// # Errors
+    /// Why it cannot be used, with the remedy.
+    pub fn add(&mut self, fd: OwnedFd) -> Result<(), String> {
+        let (family, port) = check(&fd)?;
+        if self.sockets.iter().any(|other| other.family == family) {
+            return Err(format!(
+                "there is another one of {family}: give one ListenDatagram= of each family"
+            ));
+        }
+        self.sockets.push(Socket { fd, family, port });
+        Ok(())
     }
 
-    /// Notes that a descriptor has an unknown name.
-    pub fn refuse_name(&mut self, name: &str) {
-        self.refused.push(format!(
-            "an inherited descriptor is named {name:?} and is not used: write \
-             FileDescriptorName={NAME}, or ls for a socket to the kernel"
-        ));
+    /// Notes why an inherited descriptor of any name is not used.
+    pub fn refuse(&mut self, number: RawFd, name: &str, reason: &str) {
+        let name = name.escape_debug();
+        self.refused.push(format!("inherited descriptor {number} ({name}) is not used: {reason}"));
     }
 
     /// Duplicates the socket that is bound to `port`.

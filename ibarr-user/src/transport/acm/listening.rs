@@ -4,16 +4,17 @@
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener as StdTcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdTcpListener};
 use std::num::NonZeroU16;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, UnixAddr, connect, getsockname, socket,
+    AddressFamily, SockFlag, SockType, SockaddrLike as _, SockaddrStorage, UnixAddr, connect,
+    getsockname, socket,
 };
 use tokio::net::{TcpListener, UnixListener};
 
@@ -33,22 +34,13 @@ impl Listener {
     /// Takes over an inherited socket. Must be called within a runtime.
     ///
     /// # Errors
-    /// If other machines could connect to it, or it does not listen.
+    /// If the runtime cannot watch it.
     pub fn inherited(fd: OwnedFd) -> io::Result<Self> {
         let address: SockaddrStorage = getsockname(fd.as_raw_fd())?;
-        let ip = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-            (Some(address), _) => IpAddr::from(address.ip()),
-            (_, Some(address)) => IpAddr::from(address.ip()),
-            _ => return Self::unix(fd.into()),
-        };
-        if !ip.is_loopback() {
-            let what = format!(
-                "other machines could ask at {ip}: write ListenStream=127.0.0.1:6125 in \
-                 ibarr-acm.socket"
-            );
-            return Err(io::Error::new(ErrorKind::InvalidInput, what));
+        match address.family() {
+            Some(AddressFamily::Unix) => Self::unix(fd.into()),
+            _ => Self::tcp(fd.into()),
         }
-        Self::tcp(fd.into())
     }
 
     /// Takes over a socket file. Must be called within a runtime.
@@ -96,10 +88,13 @@ impl Listener {
     }
 }
 
-/// The socket file that this process has made. Dropping it removes the socket and the link.
+/// The socket file that this process has made. Dropping it removes the socket and the link, unless another program has
+/// replaced the socket.
 #[derive(Debug)]
 pub struct Made {
     path: PathBuf,
+    /// Device and inode, which no other file gets while the socket is open.
+    file: (u64, u64),
     link: Link,
 }
 
@@ -119,7 +114,8 @@ impl Made {
         }
         let listener = StdUnixListener::bind(path)?;
         let link = Link { at: path.with_file_name(FOR_LIBRDMACM), target: path.to_owned() };
-        let this = Self { path: path.to_owned(), link };
+        let file = identity(path)?;
+        let this = Self { path: path.to_owned(), file, link };
         // Any user may ask.
         fs::set_permissions(path, Permissions::from_mode(0o666))?;
         Ok((this, listener))
@@ -137,8 +133,10 @@ impl Made {
 impl Drop for Made {
     fn drop(&mut self) {
         // At worst a dead socket stays, which the next start replaces.
-        drop(self.show_to_librdmacm(false));
-        drop(fs::remove_file(&self.path));
+        if identity(&self.path).is_ok_and(|there| there == self.file) {
+            drop(self.show_to_librdmacm(false));
+            drop(fs::remove_file(&self.path));
+        }
     }
 }
 
@@ -148,6 +146,11 @@ fn is_served(path: &Path) -> io::Result<bool> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     Ok(connect(socket.as_raw_fd(), &UnixAddr::new(path)?) != Err(Errno::ECONNREFUSED))
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let file = fs::symlink_metadata(path)?;
+    Ok((file.dev(), file.ino()))
 }
 
 /// A link for librdmacm.
@@ -178,7 +181,6 @@ impl Link {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv6Addr;
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
     use nix::sys::socket::{Backlog, bind, listen};
@@ -219,14 +221,20 @@ mod tests {
         assert!(Made::bind(&path).is_err() && path.exists());
     }
 
-    #[tokio::test]
-    async fn inherited_socket_that_other_machines_reach_is_refused() {
-        let bind = |ip: IpAddr| OwnedFd::from(StdTcpListener::bind((ip, 0)).unwrap());
-        let own = Listener::inherited(bind(Ipv4Addr::LOCALHOST.into())).unwrap();
-        assert!(own.port().is_some());
-        for ip in [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()] {
-            let refused = Listener::inherited(bind(ip)).unwrap_err().to_string();
-            assert!(refused.contains("ListenStream=127.0.0.1"), "{refused}");
-        }
+    #[test]
+    fn own_socket_is_removed_unless_another_program_has_replaced_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, link] = ["acm.sock", FOR_LIBRDMACM].map(|name| dir.path().join(name));
+        let there = || (path.exists(), link.symlink_metadata().is_ok());
+        let (made, _listener) = Made::bind(&path).unwrap();
+        made.show_to_librdmacm(true).unwrap();
+        drop(made);
+        assert_eq!(there(), (false, false));
+        let (made, _listener) = Made::bind(&path).unwrap();
+        made.show_to_librdmacm(true).unwrap();
+        fs::remove_file(&path).unwrap();
+        let _theirs = StdUnixListener::bind(&path).unwrap();
+        drop(made);
+        assert_eq!(there(), (true, true), "the link leads to theirs");
     }
 }

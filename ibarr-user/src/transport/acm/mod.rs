@@ -5,6 +5,7 @@
 //! A request stays in the socket until its reply is written: a daemon that takes over the connection finds it.
 //! What a socket has no room for is written by a task, so that a client that reads late delays nothing else.
 
+mod inherited;
 mod listening;
 mod ports;
 mod sources;
@@ -30,17 +31,12 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tracing::debug;
 
+pub use self::inherited::{CLIENT, Inherited, LAST_REPLY, NAME};
 pub use self::listening::{FOR_LIBRDMACM, Listener, Made};
 pub use self::ports::{Files, Kept, remove_stale};
 pub use self::sources::Sources;
 use crate::sys::fd;
 use crate::sys::peer::Peer;
-
-/// The name of an inherited socket where clients connect (`FileDescriptorName=`).
-pub const NAME: &str = "acm";
-
-/// The name of an inherited connection, which the last daemon had (`FDNAME=`).
-pub const CLIENT: &str = "acm-client";
 
 /// How long a client may take to read a reply for which its socket has no room. With the usual size of 208 kB
 /// that needs several replies that it has not read.
@@ -51,15 +47,6 @@ const WAITING: usize = 4 << 20;
 
 /// Pause after an error of accept(2).
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// What the process has inherited.
-#[derive(Debug, Default)]
-pub struct Inherited {
-    /// The sockets where clients connect.
-    pub listeners: Vec<OwnedFd>,
-    /// Connections of the last daemon.
-    pub clients: Vec<OwnedFd>,
-}
 
 /// An input of the engine.
 #[derive(Debug)]
