@@ -13,6 +13,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use ibarr_user::sys::descriptors::raise_limit;
+use ibarr_user::sys::last_reply::LastReply;
 use ibarr_user::transport::acm::{Clients, Event, Listener, Made, Sent, listen};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{MsgFlags, recv, send};
@@ -33,7 +34,7 @@ pub fn serve(socket: &Path) -> Result<()> {
 async fn echo(listener: UnixListener) -> Result<()> {
     let (sender, mut events) = mpsc::channel(64);
     let (ready_sender, mut ready) = mpsc::unbounded_channel();
-    let mut clients = Clients::new(sender.clone(), ready_sender);
+    let mut clients = Clients::new(sender.clone(), ready_sender, LastReply::alone()?);
     let _listening = listen(Listener::unix(listener)?, sender);
     say_ready()?;
     let mut buffer = [0; MAX_REQUEST_LEN];

@@ -2,6 +2,7 @@
 
 //! Serves the clients of ACM.
 
+use std::io;
 use std::mem;
 use std::os::fd::OwnedFd;
 
@@ -9,18 +10,22 @@ use ibarr_common::Instant;
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use ibarr_proto::acm::{ClientId, Input, NotNamed, Output, Transmit};
 use ibarr_proto::node;
-use tracing::debug;
+use tokio::sync::mpsc;
+use tracing::{debug, warn};
 
 use super::Engine;
 use super::acm_sockets::{AcmSockets, Served};
 use crate::process::Until;
+use crate::sys::last_reply::LastReply;
 use crate::sys::udp;
-use crate::transport::acm::{self, Clients, Event, Sent, Sources};
+use crate::transport::acm::{self, Clients, Event, Inherited, Sent, Sources};
 use crate::transport::names::Named;
 
 /// The clients, and the sockets where they connect.
 pub(super) struct Acm {
     clients: Clients,
+    /// The file of the last reply, until systemd has it.
+    last_reply: Option<OwnedFd>,
     /// Connections of the last daemon, until they are in use.
     inherited: Vec<OwnedFd>,
     pub(super) sockets: AcmSockets,
@@ -28,8 +33,27 @@ pub(super) struct Acm {
 }
 
 impl Acm {
-    pub(super) fn new(inherited: Vec<OwnedFd>, clients: Clients, sockets: AcmSockets) -> Self {
-        Self { clients, inherited, sockets, sources: Sources::default() }
+    /// # Errors
+    /// If there is no thread, or no memory.
+    pub(super) fn start(
+        inherited: Inherited,
+        events: mpsc::Sender<Event>,
+        ready: mpsc::UnboundedSender<ClientId>,
+    ) -> io::Result<(Self, mpsc::Receiver<Served>)> {
+        let Inherited { listeners, clients: inherited, last } = inherited;
+        let (last, last_reply) = match last {
+            Some(last) => (last, None),
+            None => match LastReply::create() {
+                Ok((last, file)) => (last, Some(file)),
+                Err(error) => {
+                    warn!(%error, "acm: a client may lose its answer if the daemon is killed");
+                    (LastReply::alone()?, None)
+                }
+            },
+        };
+        let (sockets, served) = AcmSockets::start(listeners, events.clone())?;
+        let (clients, sources) = (Clients::new(events, ready, last), Sources::default());
+        Ok((Self { clients, last_reply, inherited, sockets, sources }, served))
     }
 }
 
@@ -37,7 +61,9 @@ impl Engine {
     /// Continues with the connections of the last daemon.
     pub(super) fn start_acm(&mut self, now: Instant) {
         for fd in mem::take(&mut self.acm.inherited) {
-            self.admit(now, fd);
+            if self.acm.clients.settle(&fd) {
+                self.admit(now, fd);
+            }
         }
         self.acm.sockets.serve(&self.config.acm);
     }
@@ -54,10 +80,17 @@ impl Engine {
 
     pub(super) fn handle_acm(&mut self, now: Instant, event: Event) {
         match event {
+            Event::Connected(stream) if self.ends_at.is_some() && self.systemd.is_there() => {
+                self.systemd.keep(acm::CLIENT, stream, Until::HangUp);
+            }
             Event::Connected(stream) => {
                 if let Some(client) = self.admit(now, stream)
                     && let Some(copy) = self.acm.clients.copy(client)
                 {
+                    // Before the first client that may get a reply.
+                    if let Some(file) = self.acm.last_reply.take() {
+                        self.systemd.keep(acm::LAST_REPLY, file, Until::Stop);
+                    }
                     self.systemd.keep(acm::CLIENT, copy, Until::HangUp);
                 }
             }
@@ -111,9 +144,15 @@ impl Engine {
         self.tell_acm(now, Input::NotTaken { client });
     }
 
-    /// Answers all waiting clients.
+    /// Leaves the clients to the next daemon. Without systemd, which keeps their connections, none comes in time: those
+    /// that wait are told so, rather than that their connection has ended.
     pub(super) fn stop_acm(&mut self, now: Instant) {
-        self.tell_acm(now, Input::Stop);
+        self.acm.sockets.close();
+        if self.systemd.is_there() {
+            self.acm.clients.leave();
+        } else {
+            self.tell_acm(now, Input::Stop);
+        }
     }
 
     fn tell_acm(&mut self, now: Instant, input: Input<'_>) {

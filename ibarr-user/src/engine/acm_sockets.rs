@@ -86,6 +86,11 @@ impl AcmSockets {
         }
     }
 
+    /// Has the thread close the sockets, for good.
+    pub(super) fn close(&mut self) {
+        self.orders = None;
+    }
+
     /// The last order has been carried out.
     pub(super) fn is_settled(&self) -> bool {
         !self.is_busy
@@ -107,7 +112,7 @@ impl AcmSockets {
 
 impl Drop for AcmSockets {
     fn drop(&mut self) {
-        self.orders = None;
+        self.close();
         // No message comes: the channel is closed when the thread ends.
         let _ = self.ended.recv_timeout(PATIENCE);
     }

@@ -45,7 +45,6 @@ use tokio::task::yield_now;
 use tracing::{error, info};
 
 use self::acm::Acm;
-use self::acm_sockets::AcmSockets;
 pub use self::descriptions::{Description, descriptions};
 use self::events::Hearing;
 use self::inputs::{Input, Inputs};
@@ -68,7 +67,7 @@ use crate::process::{Command, RunOptions, Signals, Systemd};
 use crate::sys::clock;
 use crate::sys::timer::Timer;
 use crate::transport;
-use crate::transport::acm::{self as transport_acm, Clients};
+use crate::transport::acm as transport_acm;
 use crate::transport::inherited::Inherited;
 use crate::transport::local_service as ls;
 use crate::transport::names::{self, Names};
@@ -193,7 +192,7 @@ impl Engine {
         let (ready_sender, mut ready) = mpsc::unbounded_channel();
         let ready = stream::poll_fn(move |context| ready.poll_recv(context));
         inputs.follow(ready.map(|client| Input::Acm(transport_acm::Event::Ready(client))));
-        let (acm_sockets, served) = AcmSockets::start(acm.listeners, acm_sender.clone())?;
+        let (acm, served) = Acm::start(acm, acm_sender, ready_sender)?;
         inputs.hear(served, Input::AcmServed);
         let (names, answers) = Names::new(look_up);
         inputs.hear(answers, Input::Named);
@@ -202,7 +201,7 @@ impl Engine {
         let udp_port = config.client.settings().udp_port;
         let now = clock::now();
         let mut engine = Self {
-            acm: Acm::new(acm.clients, Clients::new(acm_sender, ready_sender), acm_sockets),
+            acm,
             names,
             preloads: Preloads::new(preloaded),
             started: now,

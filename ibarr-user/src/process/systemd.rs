@@ -3,6 +3,7 @@
 //! Notifications for systemd (sd_notify(3)). Its socket holds ten messages, and sending blocks
 //! while systemd reads none; so a thread sends them.
 
+use std::env;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -48,6 +49,7 @@ pub fn report_failure(message: &str) {
 pub struct Systemd {
     messages: SyncSender<Message>,
     watchdog: Watchdog,
+    is_there: bool,
 }
 
 impl Systemd {
@@ -74,7 +76,13 @@ impl Systemd {
                 }
             }
         })?;
-        Ok((Self { messages, watchdog: Watchdog::of_this_process(now) }, told))
+        let is_there = env::var_os("NOTIFY_SOCKET").is_some();
+        Ok((Self { messages, watchdog: Watchdog::of_this_process(now), is_there }, told))
+    }
+
+    /// Whether systemd, or another service manager, has started the process: it may start the next one.
+    pub fn is_there(&self) -> bool {
+        self.is_there
     }
 
     /// When the watchdog is to be fed, by [`alive`](Self::alive).

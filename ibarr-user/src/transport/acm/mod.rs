@@ -2,8 +2,10 @@
 
 //! The clients of ACM, at the sockets where they look for ibacm.
 //!
-//! A request stays in the socket until its reply is written: a daemon that takes over the connection finds it.
-//! What a socket has no room for is written by a task, so that a client that reads late delays nothing else.
+//! A request stays in the socket until its reply is written: a daemon that takes over the connection finds it, and
+//! by [`LastReply`] what became of the reply that its predecessor was writing.
+//! What a socket has no room for is written by a task, so that a client that reads late delays nothing else. Its
+//! socket is marked meanwhile, because that rest is lost with the daemon.
 
 mod inherited;
 mod listening;
@@ -11,7 +13,7 @@ mod ports;
 mod sources;
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +25,9 @@ use ibarr_proto::acm::ClientId;
 use ibarr_proto::shares::User;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, Shutdown, recv, send, shutdown};
+use nix::sys::socket::{MsgFlags, Shutdown, getsockopt, recv, send, setsockopt, shutdown, sockopt};
+use nix::sys::stat::fstat;
+use nix::sys::time::{TimeVal, TimeValLike as _};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -36,6 +40,7 @@ pub use self::listening::{FOR_LIBRDMACM, Listener, Made};
 pub use self::ports::{Files, Kept, remove_stale};
 pub use self::sources::Sources;
 use crate::sys::fd;
+use crate::sys::last_reply::{LastReply, Left};
 use crate::sys::peer::Peer;
 
 /// How long a client may take to read a reply for which its socket has no room. With the usual size of 208 kB
@@ -88,6 +93,7 @@ pub struct Clients {
     by_id: HashMap<ClientId, Client>,
     next: u64,
     ready: mpsc::UnboundedSender<ClientId>,
+    last: LastReply,
     /// For the rests of replies.
     room: Arc<Semaphore>,
     reading: Duration,
@@ -106,6 +112,8 @@ impl Drop for Listening {
 #[derive(Debug)]
 struct Client {
     stream: AsyncFd<OwnedFd>,
+    /// Of the socket.
+    inode: u64,
     tells: Arc<Tells>,
     /// The message whose reply is due, or is being written.
     asked: Option<Asked>,
@@ -165,22 +173,43 @@ impl Client {
 
 impl Clients {
     /// Without clients. Those that have sent bytes go to `ready`, what else they do to `events`.
-    pub fn new(events: mpsc::Sender<Event>, ready: mpsc::UnboundedSender<ClientId>) -> Self {
+    pub fn new(
+        events: mpsc::Sender<Event>,
+        ready: mpsc::UnboundedSender<ClientId>,
+        last: LastReply,
+    ) -> Self {
         let room = Arc::new(Semaphore::new(WAITING));
         let by_id = HashMap::new();
-        Self { events, by_id, next: 0, ready, room, reading: READING }
+        Self { events, by_id, next: 0, ready, last, room, reading: READING }
+    }
+
+    /// Ends what a killed daemon has begun for its client. Returns whether that can go on; otherwise it is closed.
+    pub fn settle(&self, stream: &OwnedFd) -> bool {
+        let left = fstat(stream).map(|file| self.last.left(file.st_ino));
+        let can_go_on = match left {
+            _ if has_half_a_reply(stream) => false,
+            Ok(Left::Nothing) => true,
+            Ok(Left::Request) => self.last.take(stream.as_fd()).is_ok(),
+            Ok(Left::Rest) | Err(_) => false,
+        };
+        if !can_go_on {
+            // The client may have closed it already.
+            let _ = shutdown(stream.as_raw_fd(), Shutdown::Both);
+        }
+        can_go_on
     }
 
     /// Waits for a new client's messages. `None` if its user is not known, because it has left already. The
     /// kernel gives all clients of TCP the user -1, which no process has.
     pub fn admit(&mut self, stream: OwnedFd) -> Option<(ClientId, User)> {
         let user = User(Peer::of(stream.as_fd()).ok()?.uid);
+        let inode = fstat(&stream).ok()?.st_ino;
         let id = ClientId(self.next);
         self.next += 1;
         let stream = fd::watch(stream, Interest::READABLE).ok()?;
         let ready = self.ready.clone();
         let tells = Arc::new(Tells { client: id, ready, has_told: AtomicBool::new(false) });
-        let client = Client { stream, tells, asked: None };
+        let client = Client { stream, inode, tells, asked: None };
         if client.watch() {
             client.tells.wake_by_ref();
         }
@@ -220,23 +249,24 @@ impl Clients {
         Sent::Message(there.get(..len).unwrap_or_default())
     }
 
-    /// Removes a client's request from its socket and writes the reply, or has a task write what has no room.
+    /// Writes the reply, or has a task write what has no room, and removes the client's request from its socket.
     /// Returns whether that worked.
     pub fn reply(&mut self, id: ClientId, bytes: &[u8]) -> bool {
         let Some(client) = self.by_id.get_mut(&id) else { return true };
         let Some(Asked { len, is_more }) = client.asked.take() else { return true };
-        let fd = client.stream.as_raw_fd();
-        let mut request = [0; MAX_REQUEST_LEN];
-        let read = request.get_mut(..len).map(|request| recv(fd, request, MsgFlags::MSG_DONTWAIT));
-        if read != Some(Ok(len)) {
-            return false;
-        }
-        let sent = match send(fd, bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
+        let stream = client.stream.get_ref();
+        let sent = match self.last.send(stream.as_fd(), client.inode, len, bytes) {
             Ok(sent) => sent,
-            Err(Errno::EAGAIN) => 0,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
             Err(_) => return false,
         };
-        if let Some(rest @ [_, ..]) = bytes.get(sent..) {
+        let rest = bytes.get(sent..).unwrap_or_default();
+        // In this order: until it is marked, the last reply says that it is a part.
+        let is_marked = rest.is_empty() || mark_half_a_reply(stream, true);
+        if !is_marked || self.last.take(stream.as_fd()).is_err() {
+            return false;
+        }
+        if !rest.is_empty() {
             return self.write_later(id, rest).is_some();
         }
         if is_more {
@@ -269,8 +299,14 @@ impl Clients {
     pub fn taken(&mut self, id: ClientId) {
         if let Some(client) = self.by_id.get_mut(&id) {
             client.asked = None;
+            mark_half_a_reply(client.stream.get_ref(), false);
             client.tells.wake_by_ref();
         }
+    }
+
+    /// Leaves all clients, and what they have asked, to the next daemon, which inherits their connections.
+    pub fn leave(&mut self) {
+        self.by_id.clear();
     }
 
     /// Closes a connection, although systemd may have it, too.
@@ -285,6 +321,16 @@ impl Clients {
 /// Accepts connections. Must be called within a runtime.
 pub fn listen(listener: Listener, events: mpsc::Sender<Event>) -> Listening {
     Listening(tokio::spawn(accept(listener, events)).abort_handle())
+}
+
+/// Notes at a socket that its client has a part of a reply. The time-out for sending has no other meaning there,
+/// because nothing waits in send(2), and the next daemon inherits it with the socket.
+fn mark_half_a_reply(stream: &OwnedFd, has_part: bool) -> bool {
+    setsockopt(stream, sockopt::SendTimeout, &TimeVal::seconds(has_part.into())).is_ok()
+}
+
+fn has_half_a_reply(stream: &OwnedFd) -> bool {
+    getsockopt(stream, sockopt::SendTimeout).is_ok_and(|time| time.num_seconds() != 0)
 }
 
 async fn accept(listener: Listener, events: mpsc::Sender<Event>) {
@@ -319,8 +365,6 @@ mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::os::unix::net::UnixStream as StdUnixStream;
 
-    use nix::sys::socket::{setsockopt, sockopt};
-
     use super::*;
 
     /// The longest reply.
@@ -343,7 +387,8 @@ mod tests {
     fn clients() -> (Clients, Events) {
         let (events, others) = mpsc::channel(8);
         let (sender, ready) = mpsc::unbounded_channel();
-        (Clients::new(events, sender), Events { others, ready })
+        let last = LastReply::alone().unwrap();
+        (Clients::new(events, sender, last), Events { others, ready })
     }
 
     /// The next client with a message, and the length of that.
@@ -426,6 +471,33 @@ mod tests {
         let (_, len) = next(&mut clients, &mut received).await;
         assert_eq!((len, clients.room.available_permits()), (REQUEST.len(), WAITING));
         assert!(reading.await.unwrap().0 == reply);
+    }
+
+    #[tokio::test]
+    async fn client_with_a_part_of_its_reply_loses_its_connection_to_the_next_daemon() {
+        let (mut clients, mut received) = clients();
+        let (small, mut slow) = connection();
+        setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
+        let copies = [(); 2].map(|()| small.try_clone().unwrap());
+        clients.admit(small).unwrap();
+        slow.write_all(&REQUEST).unwrap();
+        let (client, _) = next(&mut clients, &mut received).await;
+        assert!(clients.settle(&copies[0]), "nothing was written yet");
+        assert!(clients.reply(client, &vec![7; LONGEST]));
+        let (part, mut whole) = (slow.try_clone().unwrap(), vec![0; LONGEST]);
+        // The next daemon finds the mark at the socket: its last reply may be another client's.
+        assert!(has_half_a_reply(&copies[0]));
+        let reading = tokio::task::spawn_blocking(move || slow.read_exact(&mut whole).unwrap());
+        let Some(Event::Taken(client)) = received.others.recv().await else { panic!() };
+        reading.await.unwrap();
+        clients.taken(client);
+        assert!(clients.settle(&copies[0]));
+        part.try_clone().unwrap().write_all(&REQUEST).unwrap();
+        let (client, _) = next(&mut clients, &mut received).await;
+        assert!(clients.reply(client, &vec![7; LONGEST]));
+        assert!(!clients.settle(&copies[1]));
+        let mut rest = Vec::new();
+        assert!((&part).read_to_end(&mut rest).unwrap() < LONGEST, "a part, and then the end");
     }
 
     #[tokio::test]
