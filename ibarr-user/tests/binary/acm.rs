@@ -15,16 +15,13 @@ use ibarr_common::wire::acm::{
 };
 use ibarr_common::wire::ls::{self, ResolveIp, Seq, messages};
 use ibarr_common::wire::path_record::{Fields, PathRecordWire};
-use ibarr_user::sys::descriptors::raise_limit;
-use ibarr_user::transport::acm;
 use nix::net::if_::if_nametoindex;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
 };
-use nix::unistd::close;
 
-use crate::kernel::{Kernel, command_here, pair, with_kept};
+use crate::kernel::{Kernel, command_here, pair};
 use crate::paths::{FOREIGN, LOCAL, Port, UNKNOWN, ask, await_capabilities, gid, request, start};
 use crate::peers::Peers;
 use crate::sockets::in_namespace;
@@ -250,58 +247,6 @@ fn client_that_sends_byte_by_byte_is_answered_and_one_that_sends_nonsense_is_clo
     assert_eq!(slow.ask(Ask::Endpoint { index: 9, port: 1 }), Err(Status::Invalid));
     assert_eq!(slow.ask(Ask::Counters(Of::Index(9))), Err(Status::SourceAddress));
     assert_eq!(counter(&daemon, "acm.illegal"), 4);
-}
-
-#[test]
-fn client_that_waits_is_answered_before_the_daemon_ends() {
-    const CLIENTS: usize = 1_000;
-    raise_limit().unwrap();
-    let dir = TempDir::new("acm-end");
-    let port = Port::new(&dir);
-    let (mut daemon, _kernel) = start(&dir, &serving(&dir));
-    // The SA is silent while this test holds it.
-    let sa = port.hold();
-    let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(&dir)).collect();
-    for client in &mut clients {
-        client.send(Ask::Resolve(to(LOCAL)));
-    }
-    daemon.until(|daemon| (counter(daemon, "acm.requests") == CLIENTS as u64).then_some(()));
-    assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
-    for client in &mut clients {
-        assert_eq!(client.told(), Err(Status::NotConnected));
-    }
-    drop(sa);
-}
-
-#[test]
-fn clients_of_a_killed_daemon_are_answered_by_the_next_one() {
-    const IN_WORK: usize = 1_000;
-    const CLIENTS: usize = IN_WORK + 100;
-    raise_limit().unwrap();
-    let dir = TempDir::new("acm-killed");
-    let port = Port::new(&dir);
-    let (mut first, _kernel) = start(&dir, &serving(&dir));
-    let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(&dir)).collect();
-    let kept = first.keeps(CLIENTS);
-    // They wait for the SA, which is silent meanwhile.
-    let sa = port.hold();
-    for client in &mut clients[..IN_WORK] {
-        client.send(Ask::Resolve(to(LOCAL)));
-    }
-    first.until(|daemon| (counter(daemon, "acm.requests") == IN_WORK as u64).then_some(()));
-    assert_eq!(first.end(Signal::SIGKILL), None);
-    drop(sa);
-    let second = Daemon::spawn(with_kept(&dir, acm::CLIENT, &kept), &dir, &serving(&dir));
-    for client in &mut clients[..IN_WORK] {
-        assert_eq!(client.told(), Ok(vec![(0x2b, 1)]));
-    }
-    assert_eq!(counter(&second, "acm.requests"), IN_WORK as u64);
-    for client in &mut clients {
-        assert_eq!(client.ask(Ask::Resolve(to(LOCAL))), Ok(vec![(0x2b, 1)]));
-    }
-    for fd in kept {
-        close(fd).unwrap();
-    }
 }
 
 #[test]

@@ -99,12 +99,12 @@ fn tcp_client_of_a_killed_daemon_is_answered_by_the_next_one() {
     await_port(&first);
     let silent = sa.hold();
     let mut client = Client::at(port);
-    let kept = first.keeps(1);
+    let kept = first.keeps(acm::CLIENT, 1);
     client.send(Ask::Resolve(to(LOCAL)));
     first.until(|daemon| (counter(daemon, "acm.requests") == 1).then_some(()));
     assert_eq!(first.end(Signal::SIGKILL), None);
     drop(silent);
-    let mut second = Daemon::spawn(with_kept(&dir, acm::CLIENT, &kept), &dir, &config);
+    let mut second = Daemon::spawn(with_kept(&dir, &kept), &dir, &config);
     assert_eq!(client.told(), Ok(vec![(0x2b, 1)]));
     assert_eq!(second.end(Signal::SIGKILL), None);
     // The third one runs where the first one ran, and the connection is still open.
@@ -112,7 +112,7 @@ fn tcp_client_of_a_killed_daemon_is_answered_by_the_next_one() {
     await_port(&third);
     assert_eq!(fs::read_to_string(dir.path("ibacm.port")).unwrap(), format!("{port}\n"));
     assert_eq!(Client::at(port).ask(Ask::Resolve(to(LOCAL))), Ok(vec![(0x2b, 1)]));
-    for fd in kept {
+    for (_, fd) in kept {
         close(fd).unwrap();
     }
 }

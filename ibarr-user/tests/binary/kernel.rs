@@ -4,7 +4,7 @@
 //! inherits as `FDNAME=ls`, and compares bytes. The daemon runs in its own network namespace, whose
 //! only addresses are those of [`IN_NAMESPACE`].
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::{Uid, close};
 use serde_json::Value;
 
-use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, json};
+use crate::support::{Daemon, Kept, PATIENCE, TempDir, daemon_command, json};
 
 /// Two addresses of the namespace with a GID, and one without.
 pub(crate) const CONFIG: &str = "[[static-gid]]\nip = \"192.0.2.7\"\ngid = \"fe80::2:c903:0:201\"\n\
@@ -73,7 +73,7 @@ fn requests_wait_in_the_kept_socket_for_the_next_daemon() {
     let (kernel, inherited) = pair();
     let (mut first, kept) = Daemon::spawn_under_systemd(command(&dir, inherited), &dir, CONFIG);
     kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
-    let [kept] = kept[..] else { panic!("the socket is kept once") };
+    assert_eq!(kept.len(), 1, "the socket is kept once");
     let mut request = unhex(REQUEST);
     let mut ask = |seq: u8| {
         request[8] = seq;
@@ -95,14 +95,14 @@ fn requests_wait_in_the_kept_socket_for_the_next_daemon() {
         ask(n);
     }
     assert_eq!(first.end(Signal::SIGKILL), None);
-    let command = with_kept(&dir, "ls", &[kept]);
+    let command = with_kept(&dir, &kept);
     let mut second = Daemon::spawn(command, &dir, CONFIG);
     kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
     answered.extend(answers(REQUESTS));
     let gid = unhex("14000400 fe80000000000000 0002c90300000201");
     let expected = (0..REQUESTS).chain(0..REQUESTS).map(|seq| (seq, gid.clone()));
     assert_eq!(answered, expected.collect::<Vec<_>>());
-    close(kept).unwrap();
+    close(kept[0].1).unwrap();
     assert_eq!(second.end(Signal::SIGTERM), Some(0));
 }
 
@@ -484,15 +484,15 @@ pub(crate) fn command_here(dir: &TempDir, inherited: OwnedFd) -> Command {
     command
 }
 
-/// [`in_namespace`], with descriptors that systemd has kept, all with one name.
-pub(crate) fn with_kept(dir: &TempDir, name: &str, kept: &[RawFd]) -> Command {
+/// [`in_namespace`], with descriptors that systemd has kept.
+pub(crate) fn with_kept(dir: &TempDir, kept: &[Kept]) -> Command {
     let mut command = in_namespace(dir);
     // In this order none takes the number of a later one.
     let mut kept = kept.to_vec();
-    kept.sort_unstable();
-    let numbers: Vec<_> = kept.iter().map(ToString::to_string).collect();
-    let names = vec![name; kept.len()].join(":");
-    command.env("LISTEN_FDNAMES", names).env("KEPT", numbers.join(" "));
+    kept.sort_unstable_by_key(|(_, fd)| *fd);
+    let (names, numbers): (Vec<_>, Vec<_>) =
+        kept.into_iter().map(|(name, fd)| (name, fd.to_string())).unzip();
+    command.env("LISTEN_FDNAMES", names.join(":")).env("KEPT", numbers.join(" "));
     command
 }
 

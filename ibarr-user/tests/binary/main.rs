@@ -5,6 +5,7 @@
 
 mod acm;
 mod acm_hostile;
+mod acm_restart;
 mod acm_tcp;
 mod administrator;
 mod doctor;

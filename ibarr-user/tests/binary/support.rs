@@ -13,6 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+use ibarr_user::transport::acm;
 use nix::cmsg_space;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
@@ -32,8 +33,11 @@ pub(crate) struct Daemon {
     run_dir: PathBuf,
     notify: UnixDatagram,
     /// What systemd is asked to keep.
-    kept: Mutex<Vec<RawFd>>,
+    kept: Mutex<Vec<Kept>>,
 }
+
+/// A descriptor that systemd keeps: its name, and its number in this process.
+pub(crate) type Kept = (String, RawFd);
 
 impl Daemon {
     /// Starts a daemon with `config`, and waits until it is ready.
@@ -44,9 +48,19 @@ impl Daemon {
     /// Like [`Daemon::start`], with a command other than [`daemon_command`].
     pub(crate) fn spawn(command: Command, dir: &TempDir, config: &str) -> Self {
         let (daemon, kept) = Self::spawn_under_systemd(command, dir, config);
-        for kept in kept {
+        for (_, kept) in kept {
             close(kept).unwrap();
         }
+        daemon
+    }
+
+    /// Like [`Daemon::spawn`], without systemd.
+    pub(crate) fn spawn_alone(mut command: Command, dir: &TempDir, config: &str) -> Self {
+        dir.write("ibarr.toml", &format!("{USER_SPACE}{config}"));
+        let child = command.env_remove("NOTIFY_SOCKET").spawn().unwrap();
+        let (run_dir, notify) = (dir.0.clone(), UnixDatagram::unbound().unwrap());
+        let daemon = Self { child, run_dir, notify, kept: Mutex::default() };
+        daemon.until(|daemon| daemon.ask(&["status"]).status.success().then_some(()));
         daemon
     }
 
@@ -56,7 +70,7 @@ impl Daemon {
         mut command: Command,
         dir: &TempDir,
         config: &str,
-    ) -> (Self, Vec<RawFd>) {
+    ) -> (Self, Vec<Kept>) {
         dir.write("ibarr.toml", &format!("{USER_SPACE}{config}"));
         let socket = dir.path("notify.sock");
         drop(fs::remove_file(&socket));
@@ -102,9 +116,10 @@ impl Daemon {
         }
     }
 
-    /// Waits until systemd is asked to keep so many descriptors.
-    pub(crate) fn keeps(&self, count: usize) -> Vec<RawFd> {
-        while self.kept.lock().unwrap().len() < count {
+    /// Waits until systemd is asked to keep so many descriptors of a name, and returns all.
+    pub(crate) fn keeps(&self, name: &str, count: usize) -> Vec<Kept> {
+        let has_name = |(other, _): &&Kept| other == name;
+        while self.kept.lock().unwrap().iter().filter(has_name).count() < count {
             self.notification();
         }
         std::mem::take(&mut *self.kept.lock().unwrap())
@@ -124,10 +139,13 @@ impl Daemon {
         let len = received.bytes;
         let message = &message[..len];
         if !kept.is_empty() {
-            let known =
-                [&b"FDSTORE=1\nFDNAME=ls\nFDPOLL=0\n"[..], b"FDSTORE=1\nFDNAME=acm-client\n"];
-            assert!(known.contains(&message), "{}", message.escape_ascii());
-            self.kept.lock().unwrap().extend(kept);
+            let name = match message {
+                b"FDSTORE=1\nFDNAME=ls\nFDPOLL=0\n" => "ls",
+                b"FDSTORE=1\nFDNAME=acm-reply\nFDPOLL=0\n" => acm::LAST_REPLY,
+                b"FDSTORE=1\nFDNAME=acm-client\n" => acm::CLIENT,
+                _ => panic!("{}", message.escape_ascii()),
+            };
+            self.kept.lock().unwrap().extend(kept.iter().map(|fd| (name.to_owned(), *fd)));
         }
         message.to_vec()
     }
