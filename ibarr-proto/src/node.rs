@@ -215,7 +215,17 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 let input = resolver::Input::Resolve { user, id, question, deadline };
                 self.resolver.handle_input(cores, now, view, input);
             }
-            acm::Ask::Path { id, user, known, asks_sa, deadline } => {
+            acm::Ask::Path { id, is_named: true, .. }
+                if cores
+                    .paths
+                    .ports()
+                    .filter(|(.., facts, _)| facts.is_active)
+                    .nth(1)
+                    .is_some() =>
+            {
+                self.acm.could_start_elsewhere(id);
+            }
+            acm::Ask::Path { id, user, known, asks_sa, deadline, .. } => {
                 let complete = if asks_sa {
                     cores.paths.source_of(known).map(|(port, query)| (port, Sought::Known(query)))
                 } else {

@@ -313,6 +313,12 @@ impl Acm {
         self.refuse(id, status);
     }
 
+    /// The answer to [`Ask::Path`] for a name alone, if the path could start at several ports. ibacm answers no such
+    /// question.
+    pub fn could_start_elsewhere(&mut self, id: LookupId) {
+        self.refuse(id, Status::DestinationType);
+    }
+
     /// The answer is not remembered, so another core asks for it. A client that does not wait gets that as
     /// its reply, and the search goes on.
     pub fn not_remembered(&mut self, id: LookupId) {
@@ -480,6 +486,7 @@ impl Acm {
     /// Searches for the path of which the client may know more than the ends.
     fn seek(&mut self, id: LookupId, sgid: Option<Gid>, dgid: Option<Gid>) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
+        let is_named = matches!(lookup.known, Known::Said { source: None, .. });
         lookup.known = Known::Ends;
         let mut known = Some(lookup.path);
         if let Some(sgid) = sgid {
@@ -497,7 +504,7 @@ impl Acm {
         if known.dgid().is_none() && known.dlid().is_none() && !asks_sa {
             return self.refuse(id, Status::DestinationAddress);
         }
-        self.asks.push_back(Ask::Path { id, user, known, asks_sa, deadline });
+        self.asks.push_back(Ask::Path { id, user, known, is_named, asks_sa, deadline });
     }
 
     fn refuse(&mut self, id: LookupId, status: Status) {

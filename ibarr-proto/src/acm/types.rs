@@ -130,6 +130,8 @@ pub enum Ask {
         user: User,
         /// The known parts of the path.
         known: PathQuery,
+        /// Whether the destination is a listed name, and the source is left open.
+        is_named: bool,
         /// Whether the SA is asked with exactly these parts. Otherwise missing ones are filled in, and a
         /// remembered path is an answer.
         asks_sa: bool,

@@ -2,6 +2,8 @@
 
 //! A user's question for a path, completed as a program on this node would most likely ask it.
 
+use std::collections::BTreeSet;
+
 use ibarr_common::ib::{Gid, Lid, PKey};
 use ibarr_common::wire::sa::{PathQuery, PathQuestion};
 use rand_core::{CryptoRng, SeedableRng};
@@ -63,6 +65,9 @@ pub enum Incomplete {
     /// No port has this LID.
     #[error("LID {0}: no port of this machine has it; see ibarr ports")]
     NoSourceLid(Lid),
+    /// Ports of several subnets could be meant.
+    #[error("the ports of this machine are in several subnets: name the source")]
+    SeveralSubnets,
     /// The port has no GID.
     #[error("{0} has no GID yet: name one with --sgid")]
     NoGid(PortName),
@@ -107,12 +112,14 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         Ok(Chosen { port: name, question, why })
     }
 
-    /// Chooses in the same way what a query lacks: source, partition, and that the path is reversible.
+    /// Chooses what a query lacks: source, partition, and that the path is reversible. One that says nothing of its
+    /// source starts where the kernel would start it (`cma_resolve_ib_dev` of drivers/infiniband/core/cma.c): at the
+    /// port with the destination's GID, or else at the first in its subnet.
     ///
     /// # Errors
-    /// As for [`Self::complete`].
+    /// There is no such port, or it has no GID, or several subnets could be meant.
     pub fn complete_query(&self, query: PathQuery) -> Result<(PortName, Sought), Incomplete> {
-        let (name, facts) = self.choose(None, query.sgid(), query.slid())?;
+        let (name, facts) = self.start_of(query)?;
         let sgid = source(facts, query.sgid(), query.dgid()).ok_or(Incomplete::NoGid(name))?;
         let query = query.with_source(sgid).unwrap_or(query).reversible();
         let pkey = facts.pkeys.first().map(|(_, pkey)| *pkey);
@@ -122,14 +129,39 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     /// The port that asks the SA a query as it is. A query without a source gets one.
     ///
     /// # Errors
-    /// As for [`Self::complete`].
+    /// As for [`Self::complete_query`].
     pub fn source_of(&self, query: PathQuery) -> Result<(PortName, PathQuery), Incomplete> {
-        let (name, facts) = self.choose(None, query.sgid(), query.slid())?;
+        let (name, facts) = self.start_of(query)?;
         if query.sgid().is_some() || query.slid().is_some() {
             return Ok((name, query));
         }
         let sgid = source(facts, None, query.dgid()).ok_or(Incomplete::NoGid(name))?;
         Ok((name, query.with_source(sgid).unwrap_or(query)))
+    }
+
+    fn start_of(&self, query: PathQuery) -> Result<(PortName, &PortFacts), Incomplete> {
+        if query.sgid().is_some() || query.slid().is_some() {
+            return self.choose(None, query.sgid(), query.slid());
+        }
+        let active = || {
+            let ports = self.ports().filter(|(.., facts, _)| facts.is_active);
+            ports.map(|(_, name, facts, _)| (name, facts))
+        };
+        let can_ask = || active().filter(|(_, facts)| facts.sa().is_some());
+        let subnet = |gid: &Gid| gid.subnet_prefix();
+        let near = query.dgid().and_then(|dgid| {
+            let is_near =
+                |facts: &PortFacts| facts.gids.iter().any(|it| subnet(it) == subnet(&dgid));
+            let own = active().find(|(_, facts)| facts.gids.contains(&dgid));
+            own.or_else(|| can_ask().find(|(_, facts)| is_near(facts)))
+        });
+        let subnets: BTreeSet<_> =
+            can_ask().filter_map(|(_, facts)| facts.gids.first().map(subnet)).collect();
+        match near {
+            Some(port) => Ok(port),
+            None if subnets.len() > 1 => Err(Incomplete::SeveralSubnets),
+            None => self.choose(None, None, None),
+        }
     }
 
     fn choose(
@@ -240,5 +272,34 @@ mod tests {
         assert_eq!(rig.paths.complete(&from(gid(9))), Err(Incomplete::NoSource(gid(9))));
         let other = Partial { port: Some(name(1)), ..from(gid(8)) };
         assert_eq!(rig.paths.complete(&other), Err(Incomplete::NoSource(gid(8))));
+    }
+
+    #[test]
+    fn query_without_a_source_starts_where_the_kernel_would_or_nowhere() {
+        let mut rig = Rig::without_port();
+        let gids = |prefix: &str| vec![format!("{prefix}::{}", prefix.len()).parse().unwrap()];
+        let in_subnet = |prefix| PortFacts { gids: gids(prefix), ..facts() };
+        let to = |dgid: &str| PathQuery::ANY.with_destination(dgid.parse().unwrap()).unwrap();
+        let start = |rig: &Rig, query| {
+            let start = rig.paths.complete_query(query).map(|(port, _)| port);
+            assert_eq!(rig.paths.source_of(query).map(|(port, _)| port), start);
+            start
+        };
+        tell(&mut rig, PORT, 1, in_subnet("fec0:0:1:1"));
+        // There is no other port.
+        assert_eq!(start(&rig, to("fec0:0:9:9::1")), Ok(name(1)));
+        tell(&mut rig, OTHER, 2, PortFacts { is_active: false, ..in_subnet("fec0:0:20:2") });
+        assert_eq!(start(&rig, PathQuery::ANY), Ok(name(1)));
+        tell(&mut rig, OTHER, 2, in_subnet("fec0:0:20:2"));
+        assert_eq!(start(&rig, to("fec0:0:1:1::5")), Ok(name(1)));
+        assert_eq!(start(&rig, to("fec0:0:20:2::5")), Ok(name(2)));
+        // A LID has no subnet, and a router may be in each.
+        assert_eq!(start(&rig, PathQuery::ANY), Err(Incomplete::SeveralSubnets));
+        assert_eq!(start(&rig, to("fec0:0:9:9::1")), Err(Incomplete::SeveralSubnets));
+        // Both lead to the same destinations, but to the own port only one without a switch.
+        let second = PortFacts { gids: vec!["fec0:0:1:1::2".parse().unwrap()], ..facts() };
+        tell(&mut rig, OTHER, 2, second);
+        assert_eq!(start(&rig, PathQuery::ANY), Ok(name(1)));
+        assert_eq!(start(&rig, to("fec0:0:1:1::2")), Ok(name(2)));
     }
 }

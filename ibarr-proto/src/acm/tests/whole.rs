@@ -309,6 +309,41 @@ fn question_to_the_sa_itself_bypasses_the_memory() {
     assert_eq!(path_of(&bytes), Err(Status::TimedOut));
 }
 
+#[test]
+fn listed_name_alone_starts_at_the_only_port_or_nowhere() {
+    let mut whole = Whole { answer: sa, ..Whole::ready() };
+    let name = |name| Address::Name(Name::new(name).unwrap());
+    let hosts = [(name("here"), gid("fe80::1")), (name("there"), gid("fe80::5"))];
+    whole.node.set_acm_hosts(Hosts::new(&hosts).0);
+    let alone = Wanted::Resolve(Resolve::to(None, name("there")));
+    assert_eq!(path_of(&whole.ask(alone)).unwrap().0.sgid, gid("fe80::1"));
+    whole.port(2, facts(2));
+    // As ibacm says.
+    assert_eq!(path_of(&whole.ask(alone)), Err(Status::DestinationType));
+    let from = Wanted::Resolve(Resolve::to(Some(name("here")), name("there")));
+    assert_eq!(path_of(&whole.ask(from)).unwrap().0.sgid, gid("fe80::1"));
+    let to_gid = Resolve::along(fields(|path| path.dgid = gid("fe80::5").octets()));
+    assert_eq!(path_of(&whole.ask(Wanted::Resolve(to_gid))).unwrap().0.sgid, gid("fe80::1"));
+}
+
+#[test]
+fn address_that_names_no_interface_is_no_end_of_a_path() {
+    let mut whole = Whole { answer: sa, ..Whole::ready() };
+    let ask = |source: &str, target: &str| {
+        Wanted::Resolve(Resolve::to(Some(Address::Ip(ip(source))), Address::Ip(ip(target))))
+    };
+    for (source, target, status) in [
+        ("0.0.0.0", "10.1.0.1", Status::Invalid),
+        ("::", "fd00::1", Status::Invalid),
+        ("fe80::9", "fd00::1", Status::SourceAddress),
+        ("10.1.0.1", "0.0.0.0", Status::Invalid),
+        ("fd00::1", "::", Status::Invalid),
+        ("fd00::1", "ff02::1", Status::Invalid),
+    ] {
+        assert_eq!(path_of(&whole.ask(ask(source, target))), Err(status), "{source} {target}");
+    }
+}
+
 /// A request of librdmacm with all three records.
 fn three_records(source: &str, target: &str, path: PathRecord, flags: u32) -> Vec<u8> {
     let mut bytes = vec![1, 1, 0, 0, 0, 0];
