@@ -10,7 +10,7 @@ use ibarr_common::wire::ip2gid::{PORT, Query, Reply};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
-    Client, Config, Event, Input, Outcome, Output, RequestId, Route, Settings, SocketEvent,
+    Candidate, Client, Config, Event, Input, Outcome, Output, RequestId, Route, Settings, SocketEvent,
     SocketId, Source,
 };
 use ibarr_proto::request::UserRequest;
@@ -65,7 +65,7 @@ struct World {
     asked: BTreeMap<RequestId, Question>,
     sockets: Vec<SocketId>,
     /// Questions whose route is being looked up.
-    unrouted: Vec<Question>,
+    unrouted: Vec<Candidate>,
     /// Questions whose neighbour entry is being looked up.
     unmet: Vec<Question>,
     sent: Vec<(SocketId, Query)>,
@@ -142,14 +142,17 @@ impl World {
     }
 
     fn route(&mut self, script: &mut Script<'_>) {
-        let question =
-            if script.byte() == 0 { question(script) } else { script.choose(&self.unrouted) };
-        let Some(question) = question else { return };
-        self.unrouted.retain(|unrouted| *unrouted != question);
+        let candidate = if script.byte() == 0 {
+            question(script).map(Candidate::from)
+        } else {
+            script.choose(&self.unrouted)
+        };
+        let Some(candidate) = candidate else { return };
+        self.unrouted.retain(|unrouted| *unrouted != candidate);
         let next_hop = script.choose(&NEXT_HOPS).map(address);
         let ifindex = IfIndex::new(u32::from(script.byte() % 3));
         let route = next_hop.zip(ifindex).map(|(next_hop, ifindex)| Route { ifindex, next_hop });
-        self.input(Input::Route { question, route });
+        self.input(Input::Route { candidate, route });
     }
 
     /// The kernel's neighbour entry of a target; now and then of one that was not looked up.
@@ -278,8 +281,8 @@ impl World {
         }
         while let Some(output) = self.client.poll_transmit() {
             let transmit = match output {
-                Output::Route(question) => {
-                    self.unrouted.push(question);
+                Output::Route(candidate) => {
+                    self.unrouted.push(candidate);
                     continue;
                 }
                 Output::Neighbour(question, route) => {

@@ -285,12 +285,12 @@ impl Io<Cue> for World {
             Output::Resolver(resolver::Event::Socket(SocketEvent::Open(socket))) => {
                 client::Input::SocketOpened { socket }
             }
-            Output::Client(client::Output::Route(question)) => {
+            Output::Client(client::Output::Route(candidate)) => {
                 let has_route =
-                    question.target() != TARGETS[3].parse::<std::net::IpAddr>().expect("legal");
+                    candidate.question.target() != TARGETS[3].parse::<std::net::IpAddr>().expect("legal");
                 let next_hop = "10.1.0.254".parse().expect("legal");
                 let route = has_route.then_some(Route { ifindex: IfIndex::MIN, next_hop });
-                client::Input::Route { question, route }
+                client::Input::Route { candidate, route }
             }
             Output::Client(client::Output::Neighbour(question, _)) => {
                 client::Input::Neighbour { question, gid: None }

@@ -18,7 +18,7 @@ use crate::ip2gid::client::{self, Cached, Client, Learned};
 use crate::ip2gid::server::{self, Local as _, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
-use crate::local_view::{self, LocalView};
+use crate::local_view::{self, AddressStatus, Dad, Interface, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths, Sought};
 use crate::request::{self, Outcome, RequestId, UserRequest};
@@ -38,6 +38,8 @@ pub struct Node<R> {
     cores: Cores<R>,
     resolver: Resolver,
     acm: Acm,
+    /// The client does not know the last change of interfaces and routes yet.
+    has_network_changed: bool,
     /// Events of the resolver that are not for the ACM service.
     events: VecDeque<resolver::Event>,
 }
@@ -118,6 +120,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
             },
             resolver: Resolver::default(),
             acm: Acm::new(acm),
+            has_network_changed: false,
             events: VecDeque::new(),
         }
     }
@@ -137,7 +140,17 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     pub fn handle_input<'a>(&mut self, now: Instant, input: impl Into<Input<'a>>) {
         match input.into() {
             Input::View(input) => {
+                use local_view::Input as View;
                 let was_known = self.view.is_known();
+                self.has_network_changed |= matches!(
+                    input,
+                    View::Link(_)
+                        | View::LinkGone(_)
+                        | View::Address(_)
+                        | View::AddressGone(_)
+                        | View::DumpDone
+                        | View::RoutesChanged
+                );
                 self.view.handle_input(now, input);
                 if self.view.is_known() && !was_known {
                     self.acm.ask_again();
@@ -278,6 +291,9 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.view.handle_timeout(now);
+        if std::mem::take(&mut self.has_network_changed) {
+            self.cores.client.network_changed(addresses(&self.view));
+        }
         self.resolver.handle_timeout(&mut self.cores, now, &self.view);
         self.acm.handle_timeout(now);
         self.serve_acm(now);
@@ -422,6 +438,13 @@ fn listed(acm: &Acm, view: &LocalView, target: IpAddr) -> Option<Gid> {
     view.gid_of(target, IfIndex::MIN).is_none().then_some(gid)
 }
 
+/// The addresses of each interface that can be sources.
+fn addresses(view: &LocalView) -> BTreeMap<IfIndex, Vec<IpAddr>> {
+    let usable = |status: &AddressStatus| (status.dad == Dad::Passed).then_some(status.address);
+    let of = |interface: Interface| interface.addresses.iter().filter_map(usable).collect();
+    view.interfaces().map(|interface| (interface.ifindex, of(interface))).collect()
+}
+
 /// The GIDs with a floating LID, as the local view needs them.
 fn flid_gids<R: CryptoRng + SeedableRng>(paths: &Paths<R>) -> BTreeMap<Gid, Gid> {
     let of_port = |facts: &paths::PortFacts| {
@@ -463,10 +486,10 @@ mod tests {
                     let input = client::Input::SocketOpened { socket };
                     node.handle_input(NOW, resolver::Input::Client(input));
                 }
-                Output::Client(client::Output::Route(question)) => {
+                Output::Client(client::Output::Route(candidate)) => {
                     let next_hop = "10.1.0.254".parse().unwrap();
                     let route = Some(Route { ifindex: EGRESS, next_hop });
-                    let input = client::Input::Route { question, route };
+                    let input = client::Input::Route { candidate, route };
                     node.handle_input(NOW, resolver::Input::Client(input));
                 }
                 output => done.push(output),

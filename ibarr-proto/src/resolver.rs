@@ -402,9 +402,10 @@ impl Resolver {
         now: Instant,
         input: client::Input<'_>,
     ) {
-        if let client::Input::Route { question, route } = input
-            && let Some(flights) = self.unsure.remove(&question)
+        if let client::Input::Route { candidate, route } = input
+            && let Some(flights) = self.unsure.remove(&candidate.question)
         {
+            let question = candidate.question;
             self.unrouted.remove(&question);
             self.handle_egress(cores, now, question, route, flights);
         } else {
@@ -443,7 +444,8 @@ impl Resolver {
 
     /// The next look-up or query for the driver.
     pub fn poll_transmit(&mut self, cores: &mut Cores<impl Random>) -> Option<client::Output> {
-        let unrouted = self.unrouted.pop_first().map(client::Output::Route);
+        let next = self.unrouted.pop_first();
+        let unrouted = next.map(|question| client::Output::Route(question.into()));
         unrouted.or_else(|| cores.client.poll_transmit())
     }
 
@@ -556,7 +558,9 @@ impl Resolver {
         }
         // The client would request the same look-up.
         if route.is_some() {
-            cores.client.handle_input(now, client::Input::Route { question, route });
+            cores
+                .client
+                .handle_input(now, client::Input::Route { candidate: question.into(), route });
         }
     }
 

@@ -450,7 +450,7 @@ impl Rig {
         });
         let question = question(target, egress);
         self.unrouted.retain(|&unrouted| unrouted != question);
-        self.tell(Input::Client(client::Input::Route { question, route }));
+        self.tell(Input::Client(client::Input::Route { candidate: question.into(), route }));
         self.drain();
     }
 
@@ -458,7 +458,7 @@ impl Rig {
     fn answer_routes(&mut self) {
         while let Some(question) = self.unrouted.pop_front() {
             let route = Route { ifindex: IfIndex::new(2).unwrap(), next_hop: ip("10.1.0.254") };
-            let input = client::Input::Route { question, route: Some(route) };
+            let input = client::Input::Route { candidate: question.into(), route: Some(route) };
             self.tell(Input::Client(input));
             self.drain();
         }
@@ -503,7 +503,7 @@ impl Rig {
         }
         while let Some(output) = self.resolver.poll_transmit(&mut self.cores) {
             match output {
-                client::Output::Route(question) => self.unrouted.push_back(question),
+                client::Output::Route(candidate) => self.unrouted.push_back(candidate.question),
                 client::Output::Query(transmit) => self.transmits.push(transmit),
                 client::Output::Neighbour(..) => {}
             }

@@ -272,9 +272,9 @@ impl Sim {
                 continue;
             }
             match node.client.poll_transmit() {
-                Some(Output::Route(question)) => {
-                    let route = node.route(question.target());
-                    node.client.handle_input(now, Input::Route { question, route });
+                Some(Output::Route(candidate)) => {
+                    let route = node.route(candidate.question.target());
+                    node.client.handle_input(now, Input::Route { candidate, route });
                 }
                 Some(Output::Query(transmit)) => {
                     let port = node.ports[&transmit.socket];

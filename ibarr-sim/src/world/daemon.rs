@@ -11,8 +11,7 @@ use ibarr_common::ib::Lid;
 use ibarr_common::wire::ls::{Emitted, PortId};
 use ibarr_common::wire::sa::{Answer, Question as SaQuestion, Request};
 use ibarr_proto::health::Cause;
-use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::{self, SocketEvent};
+use ibarr_proto::ip2gid::client::{self, Candidate, SocketEvent};
 use ibarr_proto::ip2gid::server::Received;
 use ibarr_proto::local_service::{self, Nudge, Nudged, Sender, Transmit};
 use ibarr_proto::local_view::{self, Subject};
@@ -170,8 +169,8 @@ impl World {
                 resolver::Input::LocalService(opened)
             }
             Inbox::View(input) => return daemon.core.handle_input(now, Input::View(*input)),
-            Inbox::Route(question, route) => {
-                resolver::Input::Client(client::Input::Route { question: *question, route: *route })
+            &Inbox::Route(candidate, route) => {
+                resolver::Input::Client(client::Input::Route { candidate, route })
             }
             Inbox::Reply { socket, packet } => resolver::Input::Client(client::Input::Datagram {
                 socket: *socket,
@@ -283,9 +282,9 @@ impl World {
             Output::Resolver(resolver::Event::Socket(SocketEvent::Close(socket))) => {
                 daemon.sockets.close(socket);
             }
-            Output::Client(client::Output::Route(question)) => {
+            Output::Client(client::Output::Route(candidate)) => {
                 let at = now + self.dice.within(us(10)..us(80));
-                self.at(at, What::Route(id, life, question));
+                self.at(at, What::Route(id, life, candidate));
             }
             // No interface of the simulation has neighbour entries with a GID.
             Output::Client(client::Output::Neighbour(question, _)) => {
@@ -398,10 +397,10 @@ impl World {
         }
     }
 
-    pub(super) fn route_said(&mut self, id: Id, life: u32, question: Question) {
+    pub(super) fn route_said(&mut self, id: Id, life: u32, candidate: Candidate) {
         if self.machines[id].life == life {
-            let route = self.machines[id].route(question);
-            self.put(id, Inbox::Route(question, route));
+            let route = self.machines[id].route(candidate);
+            self.put(id, Inbox::Route(candidate, route));
         }
     }
 

@@ -8,8 +8,7 @@ use std::net::IpAddr;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use ibarr_proto::health::Cause;
-use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::Route;
+use ibarr_proto::ip2gid::client::{Candidate, Route};
 use ibarr_proto::local_view::Link;
 
 use super::addresses::{gateway, subnet_of};
@@ -71,10 +70,10 @@ impl Machine {
         self.network.ipoib().and_then(Link::own_gid)
     }
 
-    pub(super) fn route(&self, question: Question) -> Option<Route> {
-        let target = question.target();
+    pub(super) fn route(&self, candidate: Candidate) -> Option<Route> {
+        let target = candidate.question.target();
         // The index of another namespace, or of an interface without routes.
-        if !self.network.is_up() || question.egress().is_some_and(|egress| egress != IPOIB) {
+        if !self.network.is_up() || candidate.egress.is_some_and(|egress| egress != IPOIB) {
             return None;
         }
         Some(Route { ifindex: IPOIB, next_hop: self.next_hop(target) })

@@ -35,7 +35,7 @@ use std::net::IpAddr;
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::sa::{Answer, Request};
-use ibarr_proto::ip2gid::Question;
+use ibarr_proto::ip2gid::client::Candidate;
 use ibarr_proto::local_service::Nudge;
 use ibarr_proto::local_view;
 
@@ -115,7 +115,7 @@ enum What {
     PortSeen(Id, u32),
     MadArrives(Id, u32, u32),
     /// The daemon with this life number looks up a route.
-    Route(Id, u32, Question),
+    Route(Id, u32, Candidate),
     /// The daemon with this life number makes a nudge.
     Nudge(Id, u32, Nudge, u64),
     /// The SA has given the path to the next hop.
@@ -248,7 +248,7 @@ impl World {
             What::Arranged(id, life) => self.arranged(id, life),
             What::PortSeen(id, life) => self.port_seen(id, life),
             What::MadArrives(id, life, number) => self.mad_arrives(id, life, number),
-            What::Route(id, life, question) => self.route_said(id, life, question),
+            What::Route(id, life, candidate) => self.route_said(id, life, candidate),
             What::Nudge(id, life, nudge, read) => self.nudge_done(id, life, nudge, read),
             What::PathFound(id, next_hop) => self.path_found(id, next_hop),
             What::Health(id, life) => self.health_due(id, life),

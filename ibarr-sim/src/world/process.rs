@@ -8,7 +8,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::ls::Emitted;
 use ibarr_common::wire::sa;
-use ibarr_proto::ip2gid::client::{Route, SocketId};
+use ibarr_proto::ip2gid::client::{Candidate, Route, SocketId};
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::Nudged;
 use ibarr_proto::local_view;
@@ -49,7 +49,7 @@ pub(super) struct Daemon {
 pub(super) enum Inbox {
     Opened,
     View(local_view::Input),
-    Route(Question, Option<Route>),
+    Route(Candidate, Option<Route>),
     Reply {
         socket: SocketId,
         packet: Packet,

@@ -55,10 +55,10 @@ impl Engine {
                 self.trace_query(now, &transmit);
                 self.queries.sockets.send(&transmit);
             }
-            Output::Route(question) => {
-                self.node.trace().step(now, question, Step::RouteSought);
-                if !self.queries.routes.lookup(question) {
-                    self.tell_client(now, Input::Route { question, route: None });
+            Output::Route(candidate) => {
+                self.node.trace().step(now, candidate.question, Step::RouteSought);
+                if !self.queries.routes.lookup(candidate) {
+                    self.tell_client(now, Input::Route { candidate, route: None });
                 }
             }
             Output::Neighbour(question, route) => {
@@ -73,8 +73,8 @@ impl Engine {
     pub(super) fn handle_route(&mut self, now: Instant, answer: Answer) {
         self.trace_route(now, &answer);
         let input = match answer {
-            Answer::Route(RouteAnswer { question, route }) => {
-                Input::Route { question, route: route.ok() }
+            Answer::Route(RouteAnswer { candidate, route }) => {
+                Input::Route { candidate, route: route.ok() }
             }
             Answer::Neighbour { question, entry } => {
                 Input::Neighbour { question, gid: entry.and_then(|entry| entry.gid()) }

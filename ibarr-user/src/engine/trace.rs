@@ -247,11 +247,11 @@ impl Engine {
     pub(super) fn trace_route(&mut self, now: Instant, answer: &rtnetlink::Answer) {
         if self.node.trace().is_on() {
             let (question, step) = match *answer {
-                rtnetlink::Answer::Route(RouteAnswer { question, route: Ok(route) }) => {
-                    (question, Step::Route(route))
+                rtnetlink::Answer::Route(RouteAnswer { candidate, route: Ok(route) }) => {
+                    (candidate.question, Step::Route(route))
                 }
-                rtnetlink::Answer::Route(RouteAnswer { question, route: Err(why) }) => {
-                    (question, Step::NoRoute { cause: why.to_string() })
+                rtnetlink::Answer::Route(RouteAnswer { candidate, route: Err(why) }) => {
+                    (candidate.question, Step::NoRoute { cause: why.to_string() })
                 }
                 rtnetlink::Answer::Neighbour { question, entry } => {
                     (question, Step::Neighbour(entry.and_then(|entry| entry.gid())))

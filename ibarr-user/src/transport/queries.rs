@@ -141,13 +141,13 @@ impl Sockets {
 
     /// Sends now or not at all; a query that was not sent is counted.
     pub fn send(&self, transmit: &Transmit) {
-        let Transmit { socket, to, egress, payload } = transmit;
-        let Some((udp, _)) = self.open.get(socket) else {
+        let &Transmit { socket, to, egress, source, ref payload } = transmit;
+        let Some((udp, _)) = self.open.get(&socket) else {
             self.counters.count(Counter::QueryNotSent);
             return;
         };
-        let source = Source { address: None, egress: *egress };
-        if let Err(error) = udp.try_send(payload.as_ref(), *to, source) {
+        let source = Source { address: source, egress };
+        if let Err(error) = udp.try_send(payload.as_ref(), to, source) {
             self.counters.count(Counter::QueryNotSent);
             debug!(%to, %error, "query not sent");
         }
@@ -251,7 +251,7 @@ mod tests {
         let heeds_hints = true;
         let asked = Input::Resolve { id, question, asked_at: now, deadline, heeds_hints };
         let route = Some(Route { ifindex, next_hop: target });
-        for input in [asked, Input::Route { question, route }] {
+        for input in [asked, Input::Route { candidate: question.into(), route }] {
             client.handle_input(now, input);
         }
         match client.poll_event() {
@@ -276,7 +276,7 @@ mod tests {
             let gone = Peer::bind((host, 0)).unwrap().local_addr().unwrap();
             let send = |to, number| {
                 let payload = Query::new(Version::V1, MsgId(number), target).unwrap().emit();
-                sockets.send(&Transmit { socket, to, egress: None, payload });
+                sockets.send(&Transmit { socket, to, egress: None, source: None, payload });
                 payload
             };
             for number in 0..ROUNDS {
@@ -320,7 +320,7 @@ mod tests {
         let to = Peer::bind((host, 0)).unwrap().local_addr().unwrap();
         for number in 0..20 {
             let payload = Query::new(Version::V1, MsgId(number), target).unwrap().emit();
-            sockets.send(&Transmit { socket, to, egress: None, payload });
+            sockets.send(&Transmit { socket, to, egress: None, source: None, payload });
         }
         while counters.get(Counter::RefusalDropped) < 16 {
             tokio::task::yield_now().await;

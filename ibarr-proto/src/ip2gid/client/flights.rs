@@ -11,7 +11,8 @@ use ibarr_common::wire::ip2gid::MsgId;
 use rand_core::CryptoRng;
 
 use super::super::Question;
-use super::{Request, RequestId, Route, SocketId};
+use super::candidates::Way;
+use super::{Candidate, Request, RequestId, Route, SocketId};
 use crate::hash::Seeded;
 use crate::retry::{Schedule, part};
 
@@ -109,6 +110,7 @@ impl Flights {
         }
         // The request that starts a flight does not count as joining it.
         waited_for.is_joined |= waited_for.is_refresh || !waited_for.waiters.is_empty();
+        waited_for.is_of_kernel |= !heeds_hints;
         waited_for.waiters.insert((deadline, request));
         if asked_at > waited_for.newest {
             self.by_newest.remove(&(waited_for.newest, flight));
@@ -171,6 +173,7 @@ impl Flights {
         let old = std::mem::replace(flight, renewed);
         flight.waiters = old.waiters;
         flight.is_refresh = old.is_refresh;
+        flight.is_of_kernel = old.is_of_kernel;
         flight.newest = old.newest;
         flight.is_slow = !old.is_joined;
         flight.is_settled = true;
@@ -250,6 +253,8 @@ pub(super) struct Flight {
     pub(super) waiters: BTreeSet<(Instant, RequestId)>,
     /// A refresh of the cache, whether or not a request waits too.
     pub(super) is_refresh: bool,
+    /// A request of the kernel has joined.
+    pub(super) is_of_kernel: bool,
     /// The arrival of its newest request.
     newest: Instant,
     /// A request has joined since the round began.
@@ -261,8 +266,16 @@ pub(super) struct Flight {
     /// Its refusal is not passed on yet, because the target may be a neighbour.
     pub(super) is_refused: bool,
     pub(super) round_ends: Instant,
-    /// Set when the driver has answered.
-    pub(super) route: Option<Route>,
+    /// The candidate that the driver looks up.
+    pub(super) sought: Option<Candidate>,
+    /// How many candidates the round has looked up.
+    pub(super) looked_up: usize,
+    /// Those that count.
+    pub(super) ways: Vec<Way>,
+    /// Which of them the next send takes.
+    pub(super) current: usize,
+    /// The next hop in whose line it is.
+    pub(super) joined: Option<Route>,
     pub(super) last_sent: Option<Instant>,
     /// Number of sends in this round.
     pub(super) sent: usize,
@@ -283,13 +296,18 @@ impl Flight {
             msg_id,
             waiters: BTreeSet::new(),
             is_refresh: false,
+            is_of_kernel: false,
             newest: Instant::BOOT,
             is_joined: false,
             is_slow: false,
             is_settled: false,
             is_refused: false,
             round_ends,
-            route: None,
+            sought: None,
+            looked_up: 0,
+            ways: Vec::new(),
+            current: 0,
+            joined: None,
             last_sent: None,
             sent: 0,
             resend_at: None,
@@ -299,12 +317,19 @@ impl Flight {
         }
     }
 
+    /// The way of the next send.
+    pub(super) fn way(&self) -> Option<&Way> {
+        self.ways.get(self.current)
+    }
+
     /// Records that it was sent.
     pub(super) fn sent_from(&mut self, now: Instant, socket: SocketId, luck: u32) {
         self.ready = None;
-        match self.sends.iter_mut().find(|send| send.socket == socket) {
-            Some(send) => send.is_repeated = true,
-            None => self.sends.push(Send { socket, at: now, is_repeated: false }),
+        let way = self.current;
+        if let Some(send) = self.sends.iter_mut().find(|send| send.socket == socket) {
+            (send.way, send.is_repeated) = (way, true);
+        } else {
+            self.sends.push(Send { socket, at: now, way, is_repeated: false });
         }
         self.last_sent = Some(now);
         self.sent += 1;
@@ -359,6 +384,8 @@ const CHANCE: Duration = Duration::from_secs(1);
 pub(super) struct Send {
     pub(super) socket: SocketId,
     pub(super) at: Instant,
+    /// The way of the last one.
+    pub(super) way: usize,
     /// There was another send from this socket: a reply does not tell which one it answers.
     pub(super) is_repeated: bool,
 }
@@ -581,7 +608,7 @@ mod tests {
         let mut flight = Flight::new(question(1), MsgId(7), now);
         assert_eq!(flight.send(socket), None);
         flight.sent_from(now, socket, 0);
-        let mut send = Send { socket, at: now, is_repeated: false };
+        let mut send = Send { socket, at: now, way: 0, is_repeated: false };
         assert_eq!(flight.send(socket), Some(&send));
         flight.sent_from(now + Duration::from_secs(1), socket, 0);
         send.is_repeated = true;

@@ -20,6 +20,7 @@
 //! counter.
 
 mod cache;
+mod candidates;
 mod config;
 mod flights;
 mod hops;
@@ -45,6 +46,7 @@ use ibarr_common::{IfIndex, Instant};
 use rand_core::CryptoRng;
 
 use self::cache::Cache;
+use self::candidates::{Candidates, Way};
 use self::flights::{Flight, FlightId, Flights, Full};
 use self::hops::Hops;
 use self::left::Left;
@@ -66,7 +68,8 @@ pub use slowest::Slow;
 pub use sockets::SocketId;
 pub use table::Cached;
 pub use types::{
-    Counter, Event, Input, Outcome, Output, RequestId, Route, SocketEvent, Source, Transmit,
+    Candidate, Counter, Event, Input, Outcome, Output, RequestId, Route, SocketEvent, Source,
+    Transmit,
 };
 
 /// Resolves IP addresses to GIDs by asking their owners.
@@ -82,6 +85,7 @@ pub struct Client<R> {
     timers: Timers<FlightId>,
     /// Flights that need a route from the driver.
     unrouted: BTreeSet<FlightId>,
+    candidates: Candidates,
     hops: Hops,
     outlets: Outlets,
     cache: Cache,
@@ -106,6 +110,7 @@ impl<R: CryptoRng> Client<R> {
             flights: Flights::new(flight_limits(&config), &hasher),
             timers: Timers::default(),
             unrouted: BTreeSet::new(),
+            candidates: Candidates::default(),
             hops: Hops::new(hop_limits(&config), hasher.clone()),
             outlets: Outlets::new(config.settings()),
             cache: Cache::new(cache_limits(&config), &hasher),
@@ -149,7 +154,7 @@ impl<R: CryptoRng> Client<R> {
                 self.ask_peer(&Request { id, question, asked_at, deadline, heeds_hints: true });
             }
             Input::Cancel { id } => self.cancel(id),
-            Input::Route { question, route } => self.route(question, route),
+            Input::Route { candidate, route } => self.route(candidate, route),
             Input::Neighbour { question, gid } => self.met(question, gid),
             Input::Datagram { socket, from, ingress, payload } => {
                 if let Err(counter) = self.datagram(socket, from, ingress, payload) {
@@ -216,7 +221,7 @@ impl<R: CryptoRng> Client<R> {
 
     fn poll_look_up(&mut self) -> Option<Output> {
         if let Some(id) = self.unrouted.pop_first() {
-            return self.flights.flight(id).map(|flight| Output::Route(flight.question));
+            return self.flights.flight(id)?.sought.map(Output::Route);
         }
         self.poll_neighbour()
     }
@@ -227,7 +232,7 @@ impl<R: CryptoRng> Client<R> {
         let flight = self.flights.flight(id)?;
         let used = |socket| flight.send(socket).is_some();
         let socket = outlet.pool.pick(&mut self.rng, used)?;
-        let (question, route) = (flight.question, flight.route?);
+        let (question, way) = (flight.question, *flight.way()?);
 
         let first_time = flight.last_sent.is_none();
         self.counters.count(if first_time { Counter::Queries } else { Counter::Resends });
@@ -236,11 +241,13 @@ impl<R: CryptoRng> Client<R> {
         self.schedule_resend(id);
         self.set_timer(id);
 
-        let needs_interface = question.egress().is_some() || is_link_local(question.target());
+        let Candidate { egress, source, .. } = way.candidate;
+        let needs_interface = egress.is_some() || is_link_local(question.target());
         Some(Transmit {
             socket,
             to: SocketAddr::new(question.target(), self.config.settings().udp_port.get()),
-            egress: needs_interface.then_some(route.ifindex),
+            egress: needs_interface.then_some(way.route.ifindex),
+            source,
             payload,
         })
     }
@@ -342,7 +349,7 @@ impl<R: CryptoRng> Client<R> {
     fn start(&mut self, question: Question) -> Result<FlightId, Full> {
         let round_ends = self.now + self.config.round();
         let id = self.flights.start(question, round_ends, &mut self.rng)?;
-        self.unrouted.insert(id);
+        self.take_next_way(id);
         self.set_timer(id);
         Ok(id)
     }
@@ -352,22 +359,6 @@ impl<R: CryptoRng> Client<R> {
         self.counters.count(Counter::Cancelled);
         self.set_timer(id);
         self.end_if_unwanted(id);
-    }
-
-    fn route(&mut self, question: Question, route: Option<Route>) {
-        let flight = self.flights.of_question(question).and_then(|id| {
-            let flight = self.flights.flight(id)?;
-            flight.route.is_none().then_some((id, flight))
-        });
-        let Some((id, flight)) = flight else {
-            return self.counters.count(Counter::UnaskedRoute);
-        };
-        self.unrouted.remove(&id);
-        let Some(route) = route else { return self.conclude(id, Outcome::Unreachable) };
-        flight.route = Some(route);
-        let evicted = self.hops.join(route, id);
-        self.counters.add(Counter::HopsEvicted, evicted);
-        self.send_when_allowed(id);
     }
 
     fn datagram(
@@ -388,7 +379,7 @@ impl<R: CryptoRng> Client<R> {
         let id = self.flights.of_msg_id(reply.msg_id).ok_or(Counter::Unasked)?;
         let flight = self.flights.flight(id).ok_or(Counter::Unasked)?;
         let send = *flight.send(socket).ok_or(Counter::WrongSocket)?;
-        let route = flight.route.ok_or(Counter::WrongSocket)?;
+        let Way { candidate, route } = *flight.ways.get(send.way).ok_or(Counter::WrongSocket)?;
         if settings.source_check == SourceCheck::Strict {
             if from.ip() != flight.question.target() {
                 return Err(Counter::SourceAddress);
@@ -403,6 +394,8 @@ impl<R: CryptoRng> Client<R> {
         let asked_at = flight.sends.iter().map(|send| send.at).min().unwrap_or(self.now);
         let took = self.now.since(asked_at);
         self.slowest.note(Slow { question, took, at: self.now });
+        self.take_way(id, send.way);
+        self.note_answered(candidate);
         self.hops.measured(self.now, route, sent_at);
         let released = self.hops.heard(self.now, route);
         let cached = self.remember(question, reply.gid);
@@ -481,7 +474,7 @@ impl<R: CryptoRng> Client<R> {
             {
                 flight.resend_at = None;
                 self.meet_if_silent(id);
-                self.send_when_allowed(id);
+                self.take_next_way(id);
             }
         }
         self.set_timer(id);
@@ -495,7 +488,7 @@ impl<R: CryptoRng> Client<R> {
         let round = self.config.round();
         let round_ends = self.now + round.saturating_sub(random(round / 10, &mut self.rng));
         self.flights.renew(id, round_ends, &mut self.rng);
-        self.unrouted.insert(id);
+        self.take_next_way(id);
         self.set_timer(id);
     }
 
@@ -520,7 +513,7 @@ impl<R: CryptoRng> Client<R> {
 
     fn send_when_allowed(&mut self, id: FlightId) {
         let Some(flight) = self.flights.flight(id) else { return };
-        let Some(route) = flight.route else { return };
+        let Some(route) = flight.joined else { return };
         if self.hops.may_send(self.now, route, id, flight.sent) {
             self.make_ready(id);
         } else {
@@ -541,7 +534,7 @@ impl<R: CryptoRng> Client<R> {
     fn schedule_resend(&mut self, id: FlightId) {
         let questions = self.flights.unsettled();
         let Some(flight) = self.flights.flight(id) else { return };
-        let (Some(route), Some(last_sent)) = (flight.route, flight.last_sent) else { return };
+        let (Some(route), Some(last_sent)) = (flight.joined, flight.last_sent) else { return };
         let expected = self.hops.expected(self.now, route, questions);
         let schedule = self.config.schedule();
         let at = last_sent + flight.pause(schedule, expected);
@@ -578,7 +571,7 @@ impl<R: CryptoRng> Client<R> {
         self.next_door.forget_flight(id);
         let Some(flight) = self.flights.flight(id) else { return };
         self.outlets.dequeue(flight);
-        if let Some(route) = flight.route {
+        if let Some(route) = flight.joined.take() {
             self.hops.leave(route, id);
         }
     }

@@ -70,7 +70,7 @@ impl<R: CryptoRng> Client<R> {
     pub(super) fn poll_neighbour(&mut self) -> Option<Output> {
         let id = self.next_door.unmet.pop_first()?;
         let flight = self.flights.flight(id)?;
-        Some(Output::Neighbour(flight.question, flight.route?))
+        Some(Output::Neighbour(flight.question, flight.joined?))
     }
 
     /// The remembered answer of a look-up. Sends nothing.
@@ -84,7 +84,7 @@ impl<R: CryptoRng> Client<R> {
     pub(super) fn meet(&mut self, id: FlightId) -> bool {
         let Some(flight) = self.flights.flight(id) else { return false };
         let target = flight.question.target();
-        let is_next_door = flight.route.is_some_and(|route| route.next_hop == target);
+        let is_next_door = flight.joined.is_some_and(|route| route.next_hop == target);
         if is_next_door {
             self.next_door.unmet.insert(id);
         }

@@ -24,7 +24,7 @@ fn question_goes_from_route_to_socket_to_wire_to_answer() {
     let mut rig = Rig::new(Settings::default());
     rig.answer_routes = false;
     let id = rig.resolve(5);
-    assert_eq!(rig.routes_asked, [question(5)]);
+    assert_eq!(rig.routes_asked, [question(5).into()]);
     assert_eq!((rig.sent.len(), rig.open.len()), (0, 0), "nothing opens before there is a route");
     rig.route(5, Some(via(254)));
     assert_eq!(rig.open.len(), 32);
@@ -80,12 +80,11 @@ fn learned_answers_can_be_restored_until_they_expire() {
 #[test]
 fn egress_is_set_only_for_scoped_questions() {
     let mut rig = Rig::new(Settings::default());
-    let ib4 = IfIndex::new(4);
     let cases = [
         ("10.2.0.5", None, None),
-        ("10.2.0.5", ib4, ib0()),
+        ("10.2.0.5", ib0(), ib0()),
         ("fd00:2::5", None, None),
-        ("fe80::5", ib4, ib0()),
+        ("fe80::5", ib0(), ib0()),
         ("fe80::6", None, ib0()),
     ];
     for (target, egress, expected) in cases {
@@ -453,7 +452,7 @@ fn family_without_sockets_does_not_hold_up_the_other() {
     rig.can_open = false;
     let v6 = Question::new("fd00:2::5".parse().unwrap(), None).unwrap();
     rig.ask(v6);
-    rig.input(Input::Route { question: v6, route: Some(via(253)) });
+    rig.input(Input::Route { candidate: v6.into(), route: Some(via(253)) });
     rig.can_open = true;
     rig.resolve(5);
     rig.route(5, Some(via(254)));
@@ -982,8 +981,8 @@ proptest! {
                 }
                 5..=7 => {
                     let route = (time % 8 != 0).then(|| via(u16::from(n % 3) + 250));
-                    if let Some(question) = rig.routes_asked.pop() {
-                        rig.input(Input::Route { question, route });
+                    if let Some(candidate) = rig.routes_asked.pop() {
+                        rig.input(Input::Route { candidate, route });
                     } else {
                         rig.route(u16::from(n % 12), route);
                     }

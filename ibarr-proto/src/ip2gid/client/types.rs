@@ -2,6 +2,7 @@
 
 //! The client's inputs and outputs.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use ibarr_common::ib::Gid;
@@ -22,6 +23,32 @@ pub struct Route {
     pub ifindex: IfIndex,
     /// The gateway, or the address itself if it is on the link.
     pub next_hop: IpAddr,
+}
+
+/// The kernel's look-up of a route for a question.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Candidate {
+    /// The question.
+    pub question: Question,
+    /// The interface that the route is to leave by; `None` if routing selects it.
+    pub egress: Option<IfIndex>,
+    /// The source of the datagrams; `None` if routing selects it.
+    pub source: Option<IpAddr>,
+}
+
+impl From<Question> for Candidate {
+    /// By the interface of the question.
+    fn from(question: Question) -> Self {
+        Self { question, egress: question.egress(), source: None }
+    }
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.question.target().fmt(f)?;
+        self.egress.map_or(Ok(()), |egress| write!(f, "%{egress}"))?;
+        self.source.map_or(Ok(()), |source| write!(f, " from {source}"))
+    }
 }
 
 /// An input of the client.
@@ -59,9 +86,9 @@ pub enum Input<'a> {
     },
     /// The answer to [`Output::Route`].
     Route {
-        /// The question.
-        question: Question,
-        /// The route; `None` if there is none to the target.
+        /// The look-up.
+        candidate: Candidate,
+        /// The route; `None` if there is none.
         route: Option<Route>,
     },
     /// The answer to [`Output::Neighbour`].
@@ -108,9 +135,8 @@ pub enum Input<'a> {
 /// An action for the driver.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Output {
-    /// Look up the target of the question in the kernel's routing table: the route of datagrams to
-    /// it, through the question's egress. [`Input::Route`] is the answer.
-    Route(Question),
+    /// Look up the route in the kernel. [`Input::Route`] is the answer.
+    Route(Candidate),
     /// Look up the neighbour entry of the route's next hop on its interface; the next hop is the
     /// target of the question. [`Input::Neighbour`] is the answer.
     Neighbour(Question, Route),
@@ -127,6 +153,8 @@ pub struct Transmit {
     pub to: SocketAddr,
     /// The outgoing interface; `None` if routing selects it.
     pub egress: Option<IfIndex>,
+    /// Its source address; `None` if routing selects it.
+    pub source: Option<IpAddr>,
     /// Its payload.
     pub payload: Datagram,
 }
@@ -257,6 +285,8 @@ super::super::datagram_counters! {
         CacheEvicted = error("cache-evicted"),
         /// Next hops dropped to make room.
         HopsEvicted = error("hops-evicted"),
+        /// How often it was forgotten from which sources of ours peers answer, to make room.
+        SourcesForgotten = error("sources-forgotten"),
         /// Sockets opened.
         SocketsOpened = normal("sockets-opened"),
         /// Sockets that could not be opened, or were lost.

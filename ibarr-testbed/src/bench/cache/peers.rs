@@ -73,9 +73,9 @@ fn answer(client: &mut Client<ChaCha20Rng>, question: Question) -> Result<()> {
             }
         }
         let query = match client.poll_transmit() {
-            Some(Output::Route(question)) => {
+            Some(Output::Route(candidate)) => {
                 let route = Some(Route { ifindex, next_hop: gateway });
-                client.handle_input(START, Input::Route { question, route });
+                client.handle_input(START, Input::Route { candidate, route });
                 continue;
             }
             Some(Output::Neighbour(..)) => continue,

@@ -59,7 +59,7 @@ pub(super) fn look_up(target: IpAddr) -> io::Result<Result<Route, NoRoute>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (routes, mut answers) = Routes::start(Arc::new(Counters::default()))?;
-        routes.lookup(question);
+        routes.lookup(question.into());
         let answer = timeout(PATIENCE, answers.recv()).await?;
         match answer {
             Some(rtnetlink::Answer::Route(answer)) => Ok(answer.route),

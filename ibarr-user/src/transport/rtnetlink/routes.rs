@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ibarr_common::IfIndex;
-use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::Route;
+use ibarr_proto::ip2gid::client::{Candidate, Route};
+use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_view::neighbours::Entry;
 use neli::FromBytesWithInput;
 use neli::consts::nl::{NlmF, Nlmsg};
-use neli::consts::rtnl::{RtAddrFamily, RtScope, RtTable, Rta, Rtm, Rtn, Rtprot};
+use neli::consts::rtnl::{RtAddrFamily, RtScope, RtTable, Rta, Rtm, RtmF, Rtn, Rtprot};
 use neli::rtnl::{RtattrBuilder, Rtmsg, RtmsgBuilder};
 use nix::errno::Errno;
 use tokio::sync::mpsc;
@@ -25,9 +25,8 @@ use crate::transport::{Counter, Counters, ROUTE_ANSWERS, ROUTE_QUESTIONS};
 /// Looks up routes and neighbours in the kernel (`RTM_GETROUTE`, `RTM_GETNEIGH`), until it is dropped
 /// or the receiver of the answers is.
 ///
-/// If the question names an interface, the route is the one by that interface. If no route through
-/// it leads to an IPv4 address, the kernel then takes the address for one on its link
-/// (`ip_route_output_key_hash_rcu`).
+/// Routes are those of the kernel's connections, which belong to user 0 and have no mark, protocol or
+/// ports (`addr_resolve` of drivers/infiniband/core/addr.c).
 #[derive(Debug)]
 pub struct Routes {
     questions: mpsc::Sender<Asked>,
@@ -37,7 +36,7 @@ pub struct Routes {
 /// What is looked up for a question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Asked {
-    Route(Question),
+    Route(Candidate),
     /// The next hop of the route. Before Linux 5.0 the kernel refuses this.
     Neighbour(Question, Route),
 }
@@ -59,8 +58,8 @@ pub enum Answer {
 /// The kernel's answer to a question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RouteAnswer {
-    /// The question, unchanged.
-    pub question: Question,
+    /// The look-up, unchanged.
+    pub candidate: Candidate,
     /// The route, or why there is none.
     pub route: Result<Route, NoRoute>,
 }
@@ -80,6 +79,9 @@ pub enum NoRoute {
     /// No route leads to the address.
     #[error("no route")]
     Unreachable,
+    /// The source is no address of this machine.
+    #[error("the source is no address of this machine")]
+    NoSource,
     /// The look-up failed.
     #[error("the kernel could not look it up: {0}")]
     Failed(Errno),
@@ -112,9 +114,9 @@ impl Routes {
         Ok((Self { questions: question, counters: of_questions }, answers))
     }
 
-    /// Asks for the route of a question, and gets one answer. Returns whether there was room for it.
-    pub fn lookup(&self, question: Question) -> bool {
-        self.ask(Asked::Route(question))
+    /// Asks for a route, and gets one answer. Returns whether there was room for it.
+    pub fn lookup(&self, candidate: Candidate) -> bool {
+        self.ask(Asked::Route(candidate))
     }
 
     /// Asks for the neighbour entry of the next hop of `route`, which a question has, and gets one
@@ -215,7 +217,7 @@ impl Lookups {
         let (&seq, pending) = self.pending.iter_mut().find(|(_, pending)| !pending.sent)?;
         pending.sent = true;
         let request = match pending.asked {
-            Asked::Route(question) => request(seq, question),
+            Asked::Route(candidate) => request(seq, candidate),
             Asked::Neighbour(_, route) => get_neighbour(seq, route),
         };
         Some((seq, request))
@@ -279,8 +281,8 @@ impl Lookups {
 impl Asked {
     fn answered(self, frame: &Frame<'_>) -> Result<Answer, Malformed> {
         Ok(match self {
-            Self::Route(question) => {
-                Answer::Route(RouteAnswer { question, route: route(frame, question)? })
+            Self::Route(candidate) => {
+                Answer::Route(RouteAnswer { candidate, route: route(frame, candidate)? })
             }
             Self::Neighbour(question, _) => {
                 let entry = match Neigh::parse(frame)? {
@@ -294,40 +296,55 @@ impl Asked {
 
     fn unanswered(self, why: NoRoute) -> Answer {
         match self {
-            Self::Route(question) => Answer::Route(RouteAnswer { question, route: Err(why) }),
+            Self::Route(candidate) => Answer::Route(RouteAnswer { candidate, route: Err(why) }),
             Self::Neighbour(question, _) => Answer::Neighbour { question, entry: None },
         }
     }
 }
 
-fn request(seq: u32, question: Question) -> Vec<u8> {
-    let (family, bits, octets) = match question.target() {
-        IpAddr::V4(v4) => (RtAddrFamily::Inet, 32, v4.octets().to_vec()),
-        IpAddr::V6(v6) => (RtAddrFamily::Inet6, 128, v6.octets().to_vec()),
+fn request(seq: u32, Candidate { question, egress, source }: Candidate) -> Vec<u8> {
+    let octets = |address| match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    };
+    // With this flag the kernel names the table, and none if it only assumes that the address is on
+    // the link of the interface. IPv6 assumes nothing, and refuses the flag.
+    let (family, bits, flags) = match question.family() {
+        Family::V4 => (RtAddrFamily::Inet, 32, RtmF::LOOKUPTABLE),
+        Family::V6 => (RtAddrFamily::Inet6, 128, RtmF::empty()),
     };
     let attribute = |kind, payload: &[u8]| {
         RtattrBuilder::default().rta_type(kind).rta_payload(payload).build().expect(ALL_SET)
     };
-    let egress = question.egress().map(|egress| attribute(Rta::Oif, &egress.get().to_ne_bytes()));
+    let attributes = [
+        Some(attribute(Rta::Dst, &octets(question.target()))),
+        source.map(|source| attribute(Rta::Src, &octets(source))),
+        egress.map(|egress| attribute(Rta::Oif, &egress.get().to_ne_bytes())),
+        Some(attribute(Rta::Uid, &0u32.to_ne_bytes())),
+    ];
     let message = RtmsgBuilder::default()
         .rtm_family(family)
         .rtm_dst_len(bits)
-        .rtm_src_len(0)
+        .rtm_src_len(source.map_or(0, |_| bits))
         .rtm_tos(0)
+        .rtm_flags(flags)
         .rtm_table(RtTable::Unspec)
         .rtm_protocol(Rtprot::Unspec)
         .rtm_scope(RtScope::Universe)
         .rtm_type(Rtn::Unspec)
-        .rtattrs([attribute(Rta::Dst, &octets)].into_iter().chain(egress).collect())
+        .rtattrs(attributes.into_iter().flatten().collect())
         .build()
         .expect(ALL_SET);
     message::request(Rtm::Getroute, NlmF::empty(), seq, message)
 }
 
 /// Parses an answer; the outer error is that it is malformed.
-fn route(frame: &Frame<'_>, question: Question) -> Result<Result<Route, NoRoute>, Malformed> {
+fn route(frame: &Frame<'_>, candidate: Candidate) -> Result<Result<Route, NoRoute>, Malformed> {
     if frame.kind == u16::from(Nlmsg::Error) {
-        return Ok(Err(no_route(Errno::from_raw(frame.errno()?))));
+        return Ok(Err(match Errno::from_raw(frame.errno()?) {
+            Errno::EINVAL if candidate.source.is_some() => NoRoute::NoSource,
+            errno => no_route(errno),
+        }));
     }
     if frame.kind != u16::from(Rtm::Newroute) {
         return Err(Malformed::Header);
@@ -343,6 +360,11 @@ fn route(frame: &Frame<'_>, question: Question) -> Result<Result<Route, NoRoute>
         _ => return Ok(Err(NoRoute::Unreachable)),
     }
     let attributes = message.rtattrs();
+    if *message.rtm_family() == RtAddrFamily::Inet
+        && attribute(attributes, Rta::Table) == Some(&[0; 4])
+    {
+        return Ok(Err(NoRoute::Unreachable));
+    }
     let oif = attribute(attributes, Rta::Oif).ok_or(Malformed::AttributeMissing)?;
     let ifindex: IfIndex = message::ifindex(oif)?;
     let next_hop = if let Some(gateway) = attribute(attributes, Rta::Gateway) {
@@ -350,7 +372,7 @@ fn route(frame: &Frame<'_>, question: Question) -> Result<Result<Route, NoRoute>
     } else if let Some(via) = attribute(attributes, Rta::Via) {
         message::via(via)?
     } else {
-        question.target()
+        candidate.question.target()
     };
     Ok(Ok(Route { ifindex, next_hop }))
 }
@@ -383,10 +405,11 @@ mod tests {
         let counters = Arc::<Counters>::default();
         let routes = Routes { questions, counters: Arc::clone(&counters) };
         let question = Question::new([10, 1, 0, 1].into(), None).unwrap();
-        assert_eq!([routes.lookup(question), routes.lookup(question)], [true, true]);
-        assert!(!routes.lookup(question));
+        let route = Candidate::from(question);
+        assert_eq!([routes.lookup(route), routes.lookup(route)], [true, true]);
+        assert!(!routes.lookup(route));
         assert_eq!(counters.get(Counter::RouteRefused), 1);
-        assert_eq!(queued.try_recv(), Ok(Asked::Route(question)));
-        assert!(routes.lookup(question));
+        assert_eq!(queued.try_recv(), Ok(Asked::Route(route)));
+        assert!(routes.lookup(route));
     }
 }

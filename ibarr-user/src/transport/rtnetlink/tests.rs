@@ -154,7 +154,7 @@ fn recorded_routes_answer_their_questions() {
         let target = question.split(' ').next().unwrap();
         let question = Question::new(ip(target), None).unwrap();
         let mut lookups = Lookups::new(Arc::default());
-        lookups.handle_question(Asked::Route(question));
+        lookups.handle_question(Asked::Route(question.into()));
         let (seq, _) = lookups.poll_transmit().unwrap();
         // Recorded with the sequence number 7.
         datagram[8..12].copy_from_slice(&seq.to_ne_bytes());
@@ -163,7 +163,7 @@ fn recorded_routes_answer_their_questions() {
         let [Answer::Route(answer)] = answers.as_slice() else { panic!("{question}: {answers:?}") };
         let got = answer.route.map(|route| (route.next_hop, route.ifindex));
         let route = route.map(|(next_hop, ifindex)| (ip(next_hop), index(ifindex)));
-        assert_eq!((answer.question, got), (question, route), "{question}");
+        assert_eq!((answer.candidate, got), (question.into(), route), "{question}");
     }
 }
 
@@ -363,7 +363,7 @@ proptest! {
                 let _ = frame.errno();
             }
             let mut lookups = Lookups::new(Arc::default());
-            lookups.handle_question(Asked::Route(Question::new(ip("10.0.0.1"), None).unwrap()));
+            lookups.handle_question(Asked::Route(Question::new(ip("10.0.0.1"), None).unwrap().into()));
             lookups.poll_transmit().unwrap();
             let mut bytes = bytes;
             if let Some(seq) = bytes.get_mut(8..12) {

@@ -26,7 +26,7 @@ pub(super) struct Rig {
     /// Whether datagrams can be sent.
     pub(super) writable: bool,
     pub(super) open: BTreeSet<SocketId>,
-    pub(super) routes_asked: Vec<Question>,
+    pub(super) routes_asked: Vec<Candidate>,
     pub(super) neighbours_asked: Vec<(Instant, Question, Route)>,
     pub(super) sent: Vec<(Instant, Transmit)>,
     pub(super) answers: BTreeMap<RequestId, (Instant, Outcome)>,
@@ -96,7 +96,7 @@ impl Rig {
     }
 
     pub(super) fn route(&mut self, n: u16, route: Option<Route>) {
-        self.input(Input::Route { question: question(n), route });
+        self.input(Input::Route { candidate: question(n).into(), route });
     }
 
     /// Advances by `duration`, and stops at each timer.
@@ -140,12 +140,12 @@ impl Rig {
                     self.client.poll_look_up()
                 };
                 match output {
-                    Some(Output::Route(question)) => {
-                        self.routes_asked.push(question);
+                    Some(Output::Route(candidate)) => {
+                        self.routes_asked.push(candidate);
                         if !self.answer_routes {
                             continue;
                         }
-                        Input::Route { question, route: Some(via(254)) }
+                        Input::Route { candidate, route: Some(via(254)) }
                     }
                     Some(Output::Neighbour(question, route)) => {
                         self.neighbours_asked.push((self.now, question, route));

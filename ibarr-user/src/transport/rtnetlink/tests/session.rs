@@ -212,7 +212,7 @@ fn lost_route_answers_are_requested_again_when_the_socket_is_empty() {
     let mut seqs = Vec::new();
     for last in 1..=2 {
         let question = Question::new([10, 1, 0, last].into(), None).unwrap();
-        lookups.handle_question(Asked::Route(question));
+        lookups.handle_question(Asked::Route(question.into()));
         seqs.push(lookups.poll_transmit().unwrap().0);
     }
     lookups.handle_loss();
@@ -229,7 +229,7 @@ fn lost_route_answers_are_requested_again_when_the_socket_is_empty() {
     let asked: Vec<_> = answers
         .iter()
         .map(|answer| match answer {
-            Answer::Route(answer) => answer.question.target().to_string(),
+            Answer::Route(answer) => answer.candidate.question.target().to_string(),
             other @ Answer::Neighbour { .. } => panic!("{other:?}"),
         })
         .collect();
@@ -244,20 +244,21 @@ fn number_of_route_look_ups_is_bounded() {
     let mut taken = 0_u8;
     while lookups.has_room() {
         let question = Question::new([10, 1, 0, taken + 1].into(), None).unwrap();
-        lookups.handle_question(Asked::Route(question));
+        lookups.handle_question(Asked::Route(question.into()));
         taken += 1;
     }
     assert_eq!(taken, 64);
     let (seq, request) = lookups.poll_transmit().unwrap();
     let question = Question::new([10, 1, 0, 1].into(), None).unwrap();
     let expected = [
-        &36_u32.to_ne_bytes()[..],
+        &44_u32.to_ne_bytes()[..],
         &26_u16.to_ne_bytes(),
         &1_u16.to_ne_bytes(),
         &seq.to_ne_bytes(),
         &[0; 4],
-        // struct rtmsg of IPv4, 32 bits; RTA_DST
-        &[2, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 1, 0, 10, 1, 0, 1],
+        // struct rtmsg of IPv4, 32 bits, RTM_F_LOOKUP_TABLE; RTA_DST; RTA_UID
+        &[2, 32, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 8, 0, 1, 0, 10, 1, 0, 1],
+        &[8, 0, 25, 0, 0, 0, 0, 0],
     ];
     assert_eq!(request, expected.concat(), "{question}");
     lookups.handle_unsent(seq, nix::errno::Errno::ENOBUFS, &mut Vec::new());

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The ways that a query may take: those that the kernel would take for a connection.
+//!
+//! The kernel's look-up for a connection knows target, source and, if the application has bound one,
+//! interface (`addr_resolve` of drivers/infiniband/core/addr.c); its request names the interface
+//! alone. So the candidates of a question are the look-up by its interface without a source, then
+//! with each address of the interface. One counts if its route leaves by that interface to a gateway,
+//! because the kernel asks only for destinations behind one. The ifindex of a request may also belong
+//! to another network namespace: if no candidate counts, routing selects the interface.
+//!
+//! The first send takes the first way, each resend the next, since a gateway may be dead. A source
+//! by which a peer has answered is the first candidate of the next flight.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ibarr_common::IfIndex;
+use rand_core::CryptoRng;
+
+use super::super::{Family, Question, is_link_local};
+use super::flights::{Flight, FlightId};
+use super::{Candidate, Client, Counter, Outcome, Route};
+
+/// What the candidates depend on.
+#[derive(Debug, Default)]
+pub(super) struct Candidates {
+    /// The addresses of each interface.
+    addresses: BTreeMap<IfIndex, Vec<IpAddr>>,
+    /// The source of the last answer, if the first candidate has none. A full table is cleared.
+    answered: BTreeMap<Question, Candidate>,
+}
+
+/// A candidate that counts, and its route.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub(super) candidate: Candidate,
+    pub(super) route: Route,
+}
+
+/// How many addresses of an interface are tried.
+const MAX_SOURCES: usize = 8;
+
+impl Candidates {
+    /// The candidate that follows those that the round has looked up.
+    fn next(&self, flight: &Flight) -> Option<Candidate> {
+        let question = flight.question;
+        let plain = Candidate::from(question);
+        let egress = question.egress().or(flight.ways.first().map(|way| way.route.ifindex));
+        let addresses = egress.and_then(|egress| self.addresses.get(&egress)).into_iter().flatten();
+        let is_like_target = |address: &&IpAddr| {
+            Family::of(**address) == question.family()
+                && is_link_local(**address) == is_link_local(question.target())
+        };
+        let sources = addresses.filter(is_like_target).take(MAX_SOURCES);
+        let sources = sources.map(|&address| Candidate { egress, source: Some(address), ..plain });
+        let is_last = flight.is_of_kernel && flight.ways.is_empty() && question.egress().is_some();
+        let free = is_last.then_some(Candidate { egress: None, ..plain });
+        let best = self.answered.get(&question).copied();
+        let others = [plain].into_iter().chain(sources).chain(free);
+        let others = others.filter(|&candidate| Some(candidate) != best);
+        best.into_iter().chain(others).nth(flight.looked_up)
+    }
+}
+
+/// Users may also ask for what is on the link.
+fn counts(flight: &Flight, candidate: Candidate, route: Route) -> bool {
+    let is_gateway = route.next_hop != flight.question.target();
+    let may_be_on_link = candidate.source.is_none() && !flight.is_of_kernel;
+    let leaves_by_it = |egress| route.ifindex == egress && (is_gateway || may_be_on_link);
+    candidate.egress.is_none_or(leaves_by_it)
+}
+
+impl<R: CryptoRng> Client<R> {
+    /// Interfaces or routes have changed. An interface has these addresses now.
+    pub fn network_changed(&mut self, addresses: BTreeMap<IfIndex, Vec<IpAddr>>) {
+        self.candidates = Candidates { addresses, answered: BTreeMap::new() };
+    }
+
+    /// Looks up the next candidate. When the round has looked up all, the query leaves by the next way.
+    pub(super) fn take_next_way(&mut self, id: FlightId) {
+        let Some(flight) = self.flights.flight(id) else { return };
+        if let Some(candidate) = self.candidates.next(flight) {
+            flight.looked_up += 1;
+            flight.sought = Some(candidate);
+            self.unrouted.insert(id);
+        } else if flight.ways.is_empty() {
+            self.conclude(id, Outcome::Unreachable);
+        } else {
+            let next = (flight.current + 1) % flight.ways.len();
+            self.take_way(id, next);
+            self.send_when_allowed(id);
+        }
+    }
+
+    /// The driver has looked up `candidate`.
+    pub(super) fn route(&mut self, candidate: Candidate, route: Option<Route>) {
+        let id = self.flights.of_question(candidate.question);
+        let flight = id.and_then(|id| Some((id, self.flights.flight(id)?)));
+        let Some((id, flight)) = flight.filter(|(_, of)| of.sought == Some(candidate)) else {
+            return self.counters.count(Counter::UnaskedRoute);
+        };
+        flight.sought = None;
+        self.unrouted.remove(&id);
+        let is_new = |route: &Route| flight.ways.iter().all(|way| way.route != *route);
+        match route.filter(|route| counts(flight, candidate, *route) && is_new(route)) {
+            Some(route) => {
+                let number = flight.ways.len();
+                flight.ways.push(Way { candidate, route });
+                self.take_way(id, number);
+                self.send_when_allowed(id);
+            }
+            None => self.take_next_way(id),
+        }
+    }
+
+    /// Makes `number` the way of the flight.
+    pub(super) fn take_way(&mut self, id: FlightId, number: usize) {
+        let Some(flight) = self.flights.flight(id) else { return };
+        let before = flight.joined.take();
+        flight.current = number;
+        flight.joined = flight.way().map(|way| way.route);
+        let after = flight.joined;
+        if before == after {
+            return;
+        }
+        self.outlets.dequeue(flight);
+        if let Some(before) = before {
+            self.hops.leave(before, id);
+        }
+        if let Some(after) = after {
+            let evicted = self.hops.join(after, id);
+            self.counters.add(Counter::HopsEvicted, evicted);
+        }
+    }
+
+    /// A peer has answered by `candidate`.
+    pub(super) fn note_answered(&mut self, candidate: Candidate) {
+        let Candidate { question, source, .. } = candidate;
+        let answered = &mut self.candidates.answered;
+        if source.is_none() {
+            answered.remove(&question);
+            return;
+        }
+        if answered.len() >= self.config.settings().max_cached.get() {
+            answered.clear();
+            self.counters.count(Counter::SourcesForgotten);
+        }
+        answered.insert(question, candidate);
+    }
+}
