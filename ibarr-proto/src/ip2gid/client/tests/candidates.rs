@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The ways of a query: the test plays the kernel's rules and tables.
+
+use std::net::IpAddr;
+
+use super::rig::{Rig, gid, ib0, ms, secs};
+use super::*;
+
+const TARGETS: [&str; 2] = ["10.9.0.1", "fd00:9::1"];
+
+/// A rail with these addresses, its link-local one and one of another family included.
+fn rig(answered: usize) -> Rig {
+    let mut rig = Rig::new(Settings { max_cached: at_least(answered), ..Settings::default() });
+    rig.answer_routes = false;
+    let addresses = ["10.1.0.1", "10.1.0.2", "fd00:1::1", "fd00:1::2", "fe80::1"];
+    let addresses = addresses.map(|address| address.parse().unwrap()).into();
+    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), addresses)]));
+    rig
+}
+
+fn at_least(n: usize) -> NonZeroUsize {
+    NonZeroUsize::new(n).unwrap()
+}
+
+fn by_rail(target: &str) -> Question {
+    Question::new(target.parse().unwrap(), ib0()).unwrap()
+}
+
+impl Rig {
+    /// Answers the last look-up: the gateway with this number on an interface, or none. Returns what was
+    /// looked up.
+    fn gateway(&mut self, gateway: Option<(u32, u16)>) -> String {
+        let candidate = self.routes_asked.pop().expect("a look-up");
+        let route =
+            gateway.map(|(ifindex, n)| Route { ifindex: IfIndex::new(ifindex).unwrap(), ..via(n) });
+        self.input(Input::Route { candidate, route });
+        candidate.to_string()
+    }
+
+    /// Until a look-up is wanted.
+    fn until_look_up(&mut self) {
+        while self.routes_asked.is_empty() {
+            self.run(ms(1));
+        }
+    }
+
+    /// Source and next hop's interface of the sent queries.
+    fn sources(&self) -> Vec<String> {
+        let source = |transmit: &Transmit| match (transmit.source, transmit.egress) {
+            (Some(source), Some(egress)) => format!("{source} by {egress}"),
+            (None, Some(egress)) => format!("by {egress}"),
+            (None, None) => "free".to_owned(),
+            other => panic!("{other:?}"),
+        };
+        self.sent.iter().map(|(_, transmit)| source(transmit)).collect()
+    }
+}
+
+#[test]
+fn source_that_a_rule_selects_gives_the_route_of_the_interface() {
+    for (target, source) in TARGETS.into_iter().zip(["10.1.0.1", "fd00:1::1"]) {
+        let mut rig = rig(9);
+        let kernel = rig.ask(by_rail(target));
+        assert_eq!(rig.gateway(None), format!("{target}%2"));
+        assert_eq!(rig.gateway(Some((2, 254))), format!("{target}%2 from {source}"));
+        assert_eq!(rig.sources(), [format!("{source} by 2")]);
+        rig.reply(0, Some(gid(5)));
+        assert!(matches!(rig.answers[&kernel].1, Outcome::Found { source: Source::Peer, .. }));
+    }
+}
+
+#[test]
+fn route_by_another_interface_or_to_a_neighbour_is_no_candidate() {
+    let target = TARGETS[0];
+    let on_link = |rig: &mut Rig| {
+        let candidate = rig.routes_asked.pop().unwrap();
+        let route = Route { next_hop: target.parse().unwrap(), ..via(0) };
+        rig.input(Input::Route { candidate, route: Some(route) });
+    };
+    let mut rig = rig(9);
+    rig.ask(by_rail(target));
+    assert_eq!(rig.gateway(Some((3, 254))), "10.9.0.1%2");
+    on_link(&mut rig);
+    assert_eq!(rig.gateway(Some((3, 253))), "10.9.0.1%2 from 10.1.0.2");
+    assert_eq!(rig.sent.len(), 0);
+    // The ifindex may be that of another namespace.
+    assert_eq!(rig.gateway(Some((3, 254))), "10.9.0.1");
+    assert_eq!(rig.sources(), ["free"]);
+
+    // A user may ask for a neighbour.
+    rig.ask_as_user(by_rail("10.1.0.9"));
+    let candidate = rig.routes_asked.pop().unwrap();
+    let route = Some(Route { next_hop: candidate.question.target(), ..via(0) });
+    rig.input(Input::Route { candidate, route });
+    assert_eq!(rig.sources(), ["free", "by 2"]);
+}
+
+#[test]
+fn user_gets_no_route_of_another_interface() {
+    let mut rig = rig(9);
+    let user = rig.ask_as_user(by_rail(TARGETS[0]));
+    for _ in 0..3 {
+        rig.gateway(None);
+    }
+    assert_eq!((rig.answers[&user].1, rig.sent.len()), (Outcome::Unreachable, 0));
+}
+
+#[test]
+fn dead_gateway_takes_one_send_and_each_resend_the_next_way() {
+    for question in
+        [by_rail(TARGETS[0]), Question::new(by_rail(TARGETS[0]).target(), None).unwrap()]
+    {
+        let mut rig = rig(9);
+        rig.ask_for(question, secs(30));
+        rig.gateway(Some((2, 253)));
+        assert_eq!(rig.sent.len(), 1, "the first way needs no further look-up");
+        rig.until_look_up();
+        assert_eq!(rig.gateway(Some((2, 253))), "10.9.0.1%2 from 10.1.0.1");
+        assert_eq!(rig.sent.len(), 1, "it is the same way");
+        assert_eq!(rig.gateway(Some((2, 254))), "10.9.0.1%2 from 10.1.0.2");
+        assert_eq!(rig.sent.len(), 2);
+        rig.run(secs(1));
+        assert_eq!(rig.routes_asked, [], "each candidate is looked up once a round");
+        let first = if question.egress().is_some() { "by 2" } else { "free" };
+        assert_eq!(rig.sources()[..4], [first, "10.1.0.2 by 2", first, "10.1.0.2 by 2"]);
+        assert_eq!(rig.client.load().hops, 1, "it waits for one next hop at a time");
+        rig.reply(1, Some(gid(5)));
+        // What answered is the first way of the next question.
+        let sent = rig.sent.len();
+        rig.client.flush(None);
+        rig.ask_for(question, secs(30));
+        assert_eq!(rig.gateway(Some((2, 254))), "10.9.0.1%2 from 10.1.0.2");
+        assert_eq!(rig.sources()[sent..], ["10.1.0.2 by 2"]);
+        rig.reply(sent, Some(gid(5)));
+        rig.client.network_changed(BTreeMap::new());
+        rig.client.flush(None);
+        rig.ask_for(question, secs(30));
+        assert_eq!(rig.routes_asked, [question.into()], "a change of routes forgets it");
+    }
+}
+
+#[test]
+fn late_reply_by_the_first_way_makes_that_one_the_first_again() {
+    let mut rig = rig(9);
+    let question = by_rail(TARGETS[0]);
+    for _ in 0..2 {
+        rig.ask_for(question, secs(30));
+        assert_eq!(rig.gateway(Some((2, 253))), "10.9.0.1%2");
+        let first = rig.sent.len() - 1;
+        rig.until_look_up();
+        assert_eq!(rig.gateway(Some((2, 254))), "10.9.0.1%2 from 10.1.0.1");
+        assert_eq!(rig.sent.len(), first + 2);
+        rig.reply(first, Some(gid(5)));
+        rig.client.flush(None);
+    }
+    assert_eq!(rig.count(Counter::Replies), 2);
+}
+
+#[test]
+fn sources_that_answered_are_bounded_and_forgotten_together() {
+    let mut rig = rig(2);
+    let ask = |rig: &mut Rig, n: u8| {
+        rig.ask(by_rail(&format!("10.9.0.{n}")));
+        let first = rig.gateway(None);
+        if !first.contains("from") {
+            rig.gateway(Some((2, 254)));
+        }
+        rig.reply(rig.sent.len() - 1, Some(gid(5)));
+        rig.client.flush(None);
+        first
+    };
+    for n in 1..=4 {
+        ask(&mut rig, n);
+    }
+    assert_eq!(rig.count(Counter::SourcesForgotten), 1);
+    assert_eq!(ask(&mut rig, 1), "10.9.0.1%2");
+}
+
+#[test]
+fn addresses_of_an_interface_are_tried_up_to_a_bound() {
+    let mut rig = rig(9);
+    let addresses = (1..=99).map(|n| IpAddr::from([10, 1, 0, n])).collect();
+    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), addresses)]));
+    let user = rig.ask_as_user(by_rail(TARGETS[0]));
+    let mut looked_up = 0;
+    while !rig.answers.contains_key(&user) {
+        rig.gateway(None);
+        looked_up += 1;
+    }
+    assert_eq!(looked_up, 9);
+}
