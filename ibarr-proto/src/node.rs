@@ -326,7 +326,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         if let Some(output) = self.acm.poll_output() {
             return Some(Output::Acm(output));
         }
-        if let Some(output) = self.resolver.poll_transmit(&mut self.cores) {
+        if let Some(output) = self.cores.client.poll_transmit() {
             return Some(Output::Client(output));
         }
         if let Some(transmit) = self.cores.paths.poll_transmit() {

@@ -3,10 +3,7 @@
 //! Resolves IP addresses to GIDs for all callers on this node: an address of this node is answered
 //! from the local view, any other by the [`client`].
 //!
-//! The kernel asks through [`local_service`], and names the interface that its route leaves by. The
-//! ifindex may belong to another network namespace, and so to no interface or a wrong one here. It
-//! counts if a route look-up through that interface returns a gateway, because the kernel asks only
-//! for destinations behind a gateway. Otherwise routing selects the interface of the queries.
+//! The kernel asks through [`local_service`].
 //!
 //! It also resolves GIDs to paths, with [`paths`].
 //!
@@ -18,7 +15,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use ibarr_common::ib::SubnetPrefix;
@@ -29,7 +26,7 @@ use rand_core::{CryptoRng, SeedableRng};
 
 use crate::counters::Counters;
 use crate::ip2gid::Question;
-use crate::ip2gid::client::{self, Client, Route, SocketEvent};
+use crate::ip2gid::client::{self, Client, SocketEvent};
 use crate::ip2gid::server::Local;
 use crate::local_service::{self, LocalService};
 use crate::paths::{self, Lack, Paths, PortName, Sought};
@@ -49,11 +46,6 @@ pub struct Resolver {
     subnets: BTreeMap<PortIndex, SubnetPrefix>,
     /// Requests of the kernel that arrived before this node knew its own addresses.
     early: BTreeMap<FlightId, Wanted>,
-    /// Questions of the kernel whose egress is being checked by a route look-up, with their
-    /// requests.
-    unsure: BTreeMap<Question, BTreeMap<FlightId, Wanted>>,
-    /// Those of them whose route look-up has not been requested yet.
-    unrouted: BTreeSet<Question>,
     /// Users' questions: waiting ones, and the users of those that have been admitted.
     users: Shares<(UserRequest, Wanted)>,
     askers: BTreeMap<UserRequest, User>,
@@ -200,8 +192,6 @@ impl Default for Resolver {
         Self {
             subnets: BTreeMap::new(),
             early: BTreeMap::new(),
-            unsure: BTreeMap::new(),
-            unrouted: BTreeSet::new(),
             users: Shares::new(ADDRESSES),
             askers: BTreeMap::new(),
             path_users: Shares::new(PATHS),
@@ -222,7 +212,10 @@ impl Resolver {
         input: Input<'_>,
     ) {
         match input {
-            Input::Client(input) => self.handle_client(cores, now, input),
+            Input::Client(input) => {
+                cores.client.handle_input(now, input);
+                self.settle(cores, now);
+            }
             Input::Paths(input) => self.handle_paths(cores, now, input),
             Input::LocalService(input) => {
                 cores.local_service.handle_input(now, input);
@@ -396,24 +389,6 @@ impl Resolver {
         self.settle(cores, now);
     }
 
-    fn handle_client(
-        &mut self,
-        cores: &mut Cores<impl Random>,
-        now: Instant,
-        input: client::Input<'_>,
-    ) {
-        if let client::Input::Route { candidate, route } = input
-            && let Some(flights) = self.unsure.remove(&candidate.question)
-        {
-            let question = candidate.question;
-            self.unrouted.remove(&question);
-            self.handle_egress(cores, now, question, route, flights);
-        } else {
-            cores.client.handle_input(now, input);
-        }
-        self.settle(cores, now);
-    }
-
     /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(
         &mut self,
@@ -442,13 +417,6 @@ impl Resolver {
         timeouts.into_iter().flatten().min()
     }
 
-    /// The next look-up or query for the driver.
-    pub fn poll_transmit(&mut self, cores: &mut Cores<impl Random>) -> Option<client::Output> {
-        let next = self.unrouted.pop_first();
-        let unrouted = next.map(|question| client::Output::Route(question.into()));
-        unrouted.or_else(|| cores.client.poll_transmit())
-    }
-
     /// The next event for the driver.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -474,9 +442,12 @@ impl Resolver {
                         self.early.insert(flight, wanted);
                     }
                 }
-                local_service::Event::Unwanted { flight, question } => {
+                local_service::Event::Unwanted { flight, .. } => {
                     cores.trace.forget(Id::Address(RequestId::Kernel(flight)));
-                    self.forget(cores, now, flight, question);
+                    if self.early.remove(&flight).is_none() {
+                        let id = RequestId::Kernel(flight);
+                        cores.client.handle_input(now, client::Input::Cancel { id });
+                    }
                 }
                 local_service::Event::Dropped { question, asked_at, why } => {
                     cores.trace.dropped(now, question, asked_at, why);
@@ -525,42 +496,7 @@ impl Resolver {
         match own(view, wanted.question).or_else(|| cached(&mut cores.client, now, wanted.question))
         {
             Some(outcome) => answer_kernel(cores, now, flight, outcome),
-            None => self.ask_for_egress(flight, wanted),
-        }
-    }
-
-    fn ask_for_egress(&mut self, flight: FlightId, wanted: Wanted) {
-        let flights = self.unsure.entry(wanted.question).or_insert_with(|| {
-            self.unrouted.insert(wanted.question);
-            BTreeMap::new()
-        });
-        flights.insert(flight, wanted);
-    }
-
-    /// The result of the route look-up through the egress.
-    fn handle_egress(
-        &mut self,
-        cores: &mut Cores<impl Random>,
-        now: Instant,
-        question: Question,
-        route: Option<Route>,
-        flights: BTreeMap<FlightId, Wanted>,
-    ) {
-        let is_gateway = |route: &Route| {
-            Some(route.ifindex) == question.egress() && route.next_hop != question.target()
-        };
-        let route = route.filter(is_gateway);
-        // The target stays legal without its egress.
-        let free = Question::new(question.target(), None).unwrap_or(question);
-        for (flight, wanted) in flights {
-            let question = if route.is_some() { question } else { free };
-            self.ask_peers(cores, now, RequestId::Kernel(flight), Wanted { question, ..wanted });
-        }
-        // The client would request the same look-up.
-        if route.is_some() {
-            cores
-                .client
-                .handle_input(now, client::Input::Route { candidate: question.into(), route });
+            None => self.ask_peers(cores, now, RequestId::Kernel(flight), wanted),
         }
     }
 
@@ -581,29 +517,6 @@ impl Resolver {
         };
         cores.client.handle_input(now, input);
         self.settle(cores, now);
-    }
-
-    fn forget(
-        &mut self,
-        cores: &mut Cores<impl Random>,
-        now: Instant,
-        flight: FlightId,
-        question: Question,
-    ) {
-        if self.early.remove(&flight).is_some() {
-            return;
-        }
-        if let Some(flights) = self.unsure.get_mut(&question)
-            && flights.remove(&flight).is_some()
-        {
-            if flights.is_empty() {
-                self.unsure.remove(&question);
-                self.unrouted.remove(&question);
-            }
-            return;
-        }
-        let id = RequestId::Kernel(flight);
-        cores.client.handle_input(now, client::Input::Cancel { id });
     }
 
     /// Passes answers to the requests that wait for them.
@@ -693,7 +606,6 @@ fn own(view: &impl Local, question: Question) -> Option<Outcome> {
     }
 }
 
-/// The remembered answer to a question whose egress was confirmed before.
 fn cached(client: &mut Client<impl Random>, now: Instant, question: Question) -> Option<Outcome> {
     let gid = client.lookup(now, question)?.gid;
     Some(gid.map_or(Outcome::NotFound, |gid| Outcome::Found { gid, source: Source::Cache }))

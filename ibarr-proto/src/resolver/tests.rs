@@ -2,6 +2,7 @@
 
 mod kernel_paths;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
 use super::*;
+use crate::ip2gid::client::Route;
 use crate::local_service::{Counter, DEADLINE, FOLLOW_UPS, LATELY, Nudged, RETRY, Sender};
 
 #[test]
@@ -106,7 +108,7 @@ fn interface_of_a_kernel_request_counts_only_with_a_gateway() {
     let cases = [
         // Routing confirms it: through that interface, by a gateway.
         (Some((2, "10.1.0.254")), None, "10.2.0.5 by 2"),
-        // Linux reports an address without a route through that interface as on its link.
+        // On its link: the kernel would not have asked.
         (Some((2, "10.2.0.5")), Some((3, "10.1.0.254")), "10.2.0.5 by any"),
         // The route uses another interface.
         (Some((3, "10.1.0.254")), Some((3, "10.1.0.254")), "10.2.0.5 by any"),
@@ -145,18 +147,17 @@ fn answer_cached_for_the_interface_needs_no_route_look_up() {
     assert_eq!(counters.get(Counter::AnsweredCache), 1);
 }
 
-/// An answer learned on another route is not used for this one: another host may have the address
-/// there.
+/// Another host may have the address there.
 #[test]
-fn unscoped_cached_answer_counts_after_the_route_look_up() {
+fn answer_learned_on_another_route_is_not_used_for_this_one() {
     let mut rig = Rig::new();
     rig.ask(7, "10.2.0.5", None);
     rig.route("10.2.0.5", None, Some((3, "10.1.0.254")));
     rig.reply("fe80::5");
     rig.kernel_asks(1, "10.2.0.5");
     assert_eq!((rig.routes().as_str(), rig.told().as_str()), ("10.2.0.5%2", ""));
-    rig.route("10.2.0.5", Some(2), None);
-    assert_eq!((rig.sent().as_str(), rig.told().as_str()), ("", "1 is fe80::5, nudge"));
+    rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
+    assert_eq!((rig.sent().as_str(), rig.told().as_str()), ("10.2.0.5 by 2", ""));
 }
 
 #[test]
@@ -166,8 +167,7 @@ fn requests_for_one_address_share_route_and_query() {
         rig.kernel_asks(seq, "10.2.0.5");
     }
     rig.ask(0, "10.2.0.5", Some(2));
-    // The client looks up its route separately.
-    assert_eq!(rig.routes(), "10.2.0.5%2, 10.2.0.5%2");
+    assert_eq!(rig.routes(), "10.2.0.5%2");
     rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
     assert_eq!(rig.sent(), "10.2.0.5 by 2");
     rig.reply("fe80::5");
@@ -198,13 +198,12 @@ fn question_ends_when_the_kernel_drops_its_request() {
     rig.kernel_asks(1, "10.2.0.5");
     rig.kernel_asks(2, "10.2.0.6");
     rig.route("10.2.0.6", Some(2), Some((2, "10.1.0.254")));
-    assert_eq!(rig.cores.client.load().waiters, 1);
+    assert_eq!(rig.cores.client.load().waiters, 2);
     assert_eq!(rig.routes(), "10.2.0.5%2");
     rig.kernel_request(&View, 3, "10.2.0.7");
     rig.pass(DEADLINE);
     assert_eq!(rig.routes(), "", "no request waits for the route to 10.2.0.7");
     assert_eq!(rig.cores.client.load().waiters, 0);
-    assert!(rig.resolver.unsure.is_empty() && rig.resolver.unrouted.is_empty());
     assert_eq!(rig.told(), "");
     // No request waits for the result of the route look-up any more.
     rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
@@ -315,8 +314,7 @@ fn tables_hold_only_what_local_service_and_shares_admit() {
         rig.kernel_request(&View, seq, &format!("10.2.0.{seq}"));
     }
     assert!(rig.resolver.early.is_empty());
-    let unsure = rig.resolver.unsure.values().map(BTreeMap::len).sum::<usize>();
-    assert_eq!((unsure, rig.resolver.unrouted.len()), (3, 3));
+    assert_eq!(rig.cores.client.load().waiters, 3);
     assert_eq!(rig.cores.local_service.counters().get(Counter::RequestsFull), 27);
 
     let limit = ADDRESSES.of_all;
@@ -372,7 +370,8 @@ struct Rig {
     now: Instant,
     answered: Vec<(u64, Outcome)>,
     transmits: Vec<client::Transmit>,
-    unrouted: VecDeque<Question>,
+    sought: Vec<client::Candidate>,
+    unrouted: VecDeque<client::Candidate>,
 }
 
 impl Rig {
@@ -397,6 +396,7 @@ impl Rig {
             now: Instant::from_nanos(1_000_000_000_000),
             answered: Vec::new(),
             transmits: Vec::new(),
+            sought: Vec::new(),
             unrouted: VecDeque::new(),
         };
         let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
@@ -449,16 +449,18 @@ impl Rig {
             next_hop: ip(next_hop),
         });
         let question = question(target, egress);
-        self.unrouted.retain(|&unrouted| unrouted != question);
-        self.tell(Input::Client(client::Input::Route { candidate: question.into(), route }));
+        let asked = self.sought.iter().rfind(|asked| asked.to_string() == question.to_string());
+        let candidate = asked.copied().unwrap_or(question.into());
+        self.unrouted.retain(|&unrouted| unrouted != candidate);
+        self.tell(Input::Client(client::Input::Route { candidate, route }));
         self.drain();
     }
 
     /// Each through the kernel's interface and one gateway.
     fn answer_routes(&mut self) {
-        while let Some(question) = self.unrouted.pop_front() {
+        while let Some(candidate) = self.unrouted.pop_front() {
             let route = Route { ifindex: IfIndex::new(2).unwrap(), next_hop: ip("10.1.0.254") };
-            let input = client::Input::Route { candidate: question.into(), route: Some(route) };
+            let input = client::Input::Route { candidate, route: Some(route) };
             self.tell(Input::Client(input));
             self.drain();
         }
@@ -501,9 +503,12 @@ impl Rig {
                 Event::PathAnswered { .. } | Event::Socket(SocketEvent::Close(_)) => {}
             }
         }
-        while let Some(output) = self.resolver.poll_transmit(&mut self.cores) {
+        while let Some(output) = self.cores.client.poll_transmit() {
             match output {
-                client::Output::Route(candidate) => self.unrouted.push_back(candidate.question),
+                client::Output::Route(candidate) => {
+                    self.sought.push(candidate);
+                    self.unrouted.push_back(candidate);
+                }
                 client::Output::Query(transmit) => self.transmits.push(transmit),
                 client::Output::Neighbour(..) => {}
             }
@@ -517,7 +522,11 @@ impl Rig {
 
     /// The questions for route look-ups.
     fn routes(&mut self) -> String {
-        self.unrouted.drain(..).map(|question| question.to_string()).collect::<Vec<_>>().join(", ")
+        self.unrouted
+            .drain(..)
+            .map(|candidate| candidate.to_string())
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// The queries sent since the last reply.

@@ -3,6 +3,7 @@
 //! The client as a whole; the test plays its driver. Long because it is the table of the client's
 //! behaviour; each case stands alone.
 
+mod candidates;
 mod next_door;
 mod rig;
 
