@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod acm;
+mod asking;
 mod bench;
 mod burst;
 mod control;
