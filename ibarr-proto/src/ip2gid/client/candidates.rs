@@ -20,6 +20,7 @@ use rand_core::CryptoRng;
 
 use super::super::{Family, Question, is_link_local};
 use super::flights::{Flight, FlightId};
+use super::types::Way;
 use super::{Candidate, Client, Counter, Outcome, Route};
 
 /// What the candidates depend on.
@@ -29,13 +30,6 @@ pub(super) struct Candidates {
     addresses: BTreeMap<IfIndex, Vec<IpAddr>>,
     /// The source of the last answer, if the first candidate has none. A full table is cleared.
     answered: BTreeMap<Question, Candidate>,
-}
-
-/// A candidate that counts, and its route.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Way {
-    pub(super) candidate: Candidate,
-    pub(super) route: Route,
 }
 
 /// How many addresses of an interface are tried.

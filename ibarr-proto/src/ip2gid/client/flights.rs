@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Questions in flight, and the requests that wait for them.
+//! Questions in flight, and the requests that wait for them. Long because a test holds the table to a
+//! plain list.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -11,7 +12,7 @@ use ibarr_common::wire::ip2gid::MsgId;
 use rand_core::CryptoRng;
 
 use super::super::Question;
-use super::candidates::Way;
+use super::types::Way;
 use super::{Candidate, Request, RequestId, Route, SocketId};
 use crate::hash::Seeded;
 use crate::retry::{Schedule, part};

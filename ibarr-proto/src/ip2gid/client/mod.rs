@@ -46,7 +46,7 @@ use ibarr_common::{IfIndex, Instant};
 use rand_core::CryptoRng;
 
 use self::cache::Cache;
-use self::candidates::{Candidates, Way};
+use self::candidates::Candidates;
 use self::flights::{Flight, FlightId, Flights, Full};
 use self::hops::Hops;
 use self::left::Left;
@@ -55,6 +55,7 @@ use self::memory::SETTLING;
 use self::next_door::NextDoor;
 use self::slowest::Slowest;
 use self::sockets::Outlets;
+use self::types::Way;
 use super::{Question, is_link_local};
 use crate::counters::Counters;
 use crate::hash::Seeded;

@@ -51,6 +51,13 @@ impl fmt::Display for Candidate {
     }
 }
 
+/// A candidate that counts, and its route.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub(super) candidate: Candidate,
+    pub(super) route: Route,
+}
+
 /// An input of the client.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
