@@ -7,12 +7,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use ibarr_common::Instant;
-use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::fd;
+use super::{clock, fd};
 
 /// A timerfd of `CLOCK_BOOTTIME`.
 #[derive(Debug)]
@@ -46,8 +45,7 @@ impl Timer {
             && self.set.is_none_or(|set| at < set)
         {
             // A value of zero would disarm the timer.
-            let since_boot = at.max(Instant::from_nanos(1)).since(Instant::BOOT);
-            let expiration = Expiration::OneShot(TimeSpec::from_duration(since_boot));
+            let expiration = Expiration::OneShot(clock::shown(at));
             self.alarm.set(expiration, TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
             self.set = Some(at);
         }
@@ -71,7 +69,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::sys::clock;
 
     #[tokio::test(flavor = "current_thread")]
     async fn timer_expires_at_its_time_and_not_before() {

@@ -2,12 +2,14 @@
 
 //! After a daemon has ended, the programs answer until the lease ends, and no longer.
 
+use std::process::Command;
 use std::time::Duration;
 
 use ibarr_common::map::{Program, Reason};
 use nix::sys::signal::Signal;
 
 use super::rig::*;
+use crate::machine::ibarr;
 
 #[test]
 fn nothing_is_answered_when_the_lease_is_over() {
@@ -76,6 +78,29 @@ fn daemon_answers_queries_after_the_lease_when_it_wakes() {
     assert_eq!(reply.0.len(), 32);
     assert_eq!(rig.answered_by_daemon(), before + 1);
     rig.eventually("a new lease", || lease_ms(&rig) > 0);
+}
+
+/// The programs read the clock of the machine, and a daemon in a time namespace is shown another one.
+#[test]
+fn lease_of_a_daemon_in_a_time_namespace_ends_in_time() {
+    for offset in ["100000", "-1"] {
+        let mut rig = Rig::new();
+        rig.configure("lease = \"1s\"");
+        let mut command = Command::new("unshare");
+        command.args(["--time", "--boottime", offset, "--monotonic", offset]).arg(ibarr());
+        rig.spawn(command);
+        pin_neighbour(V4);
+        let before = rig.answered_in_kernel();
+        socket(V4).ask_all(20);
+        assert_eq!(rig.answered_in_kernel(), before + 20);
+        rig.end(Signal::SIGKILL);
+        rig.eventually("the lease is over", || lease_ms(&rig) == 0);
+        let answered = rig.answered_in_kernel();
+        for _ in 0..20 {
+            assert!(!socket(V4).ask(Duration::from_millis(5)));
+        }
+        assert_eq!(rig.answered_in_kernel(), answered);
+    }
 }
 
 #[test]
