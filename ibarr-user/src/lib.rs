@@ -18,5 +18,6 @@ pub mod logging;
 pub mod metrics;
 pub mod preload;
 pub mod process;
+mod regular_file;
 pub mod sys;
 pub mod transport;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc as sync;
-use std::{fs, io, thread};
+use std::{io, thread};
 
 use ibarr_common::IfIndex;
 use ibarr_common::map;
@@ -27,7 +27,11 @@ use super::packets::{Packets, Reader, Sink};
 use super::pins::{self, Pins};
 use super::programs::Programs;
 use super::{hooks, map as pinned};
+use crate::regular_file::{self, Link};
 use crate::sys::udp_options::refuse_from_itself;
+
+/// A larger file is no object of ours.
+const LARGEST_OBJECT: usize = 1 << 24;
 
 /// Paths.
 #[derive(Clone, Debug)]
@@ -185,7 +189,7 @@ impl Workbench {
         }
         let object = match &options.object {
             None => Cow::Borrowed(ibarr_ebpf::OBJECT),
-            Some(path) => match fs::read(path) {
+            Some(path) => match regular_file::read(path, Link::Followed, LARGEST_OBJECT) {
                 Ok(object) => Cow::Owned(object),
                 Err(source) => return Err(Error::Object { path: path.clone(), source }),
             },

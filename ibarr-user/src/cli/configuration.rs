@@ -90,7 +90,7 @@ fn setting(effective: &Effective) -> Option<Setting> {
 fn refuse(error: &Error, json: bool) -> Exit {
     let mistakes = match error {
         Error::Mistakes { mistakes } => mistakes.as_slice(),
-        _ => &[],
+        Error::Read { .. } => &[],
     };
     let failure = Failure { kind: FailureKind::Config, message: chain(error) };
     let exit = failure.kind.into();

@@ -5,14 +5,15 @@
 mod options;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
 use super::{ask, print};
 use crate::causes::escaped;
 use crate::control::messages::{Became, Body, Failure, FailureKind, Imported, ImportedLine};
+use crate::regular_file::{self, Link, MOST};
 use options::Options;
 
 /// Prints the configuration, or writes it to `output`, which must not exist yet.
@@ -112,21 +113,10 @@ fn said(line: &ImportedLine) -> String {
     format!("{file}{line}:{text} {became}: {what}")
 }
 
-/// A longer file is none of ibacm's.
-const LONGEST: u64 = 1 << 20;
-
 /// `None` if there is no such file.
 fn read(path: &Path) -> Result<Option<String>, Failure> {
-    let read = || {
-        let mut bytes = Vec::new();
-        File::open(path)?.take(LONGEST + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > LONGEST {
-            return Err(io::Error::new(ErrorKind::FileTooLarge, "it is longer than a megabyte"));
-        }
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    match read() {
-        Ok(text) => Ok(Some(text)),
+    match regular_file::read(path, Link::Followed, MOST) {
+        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => {
             let kind = match error.kind() {

@@ -2,15 +2,12 @@
 
 //! The files of the configuration: one, and over it those of its directory.
 
-use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::Error;
 use super::reader::Source;
-
-/// A longer file is refused, because it is no configuration.
-const LONGEST: usize = 1 << 20;
+use crate::regular_file::{self, Link, MOST};
 
 /// Whether the configuration file may be absent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -25,7 +22,7 @@ pub enum Absent {
 /// `.toml`, in the order of their names. The result is empty if there is none.
 ///
 /// # Errors
-/// A file or the directory cannot be read, or a file is longer than a megabyte.
+/// A file or the directory cannot be read, is of another kind, or longer than a megabyte.
 pub fn gather(path: &Path, absent: Absent) -> Result<Vec<Source>, Error> {
     let mut sources = Vec::new();
     match read(path) {
@@ -45,15 +42,13 @@ pub fn gather(path: &Path, absent: Absent) -> Result<Vec<Source>, Error> {
 /// # Errors
 /// It cannot be read, or is longer than a megabyte.
 pub fn read_from(from: impl Read, path: &Path) -> Result<Source, Error> {
-    let failed = |source| Error::Read { path: path.to_owned(), source };
-    let mut text = Vec::new();
-    from.take(LONGEST as u64 + 1).read_to_end(&mut text).map_err(failed)?;
-    if text.len() > LONGEST {
-        return Err(Error::TooLong { path: path.to_owned() });
+    let text = regular_file::bounded(from, MOST).and_then(|bytes| {
+        String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+    });
+    match text {
+        Ok(text) => Ok(Source { name: path.display().to_string(), text }),
+        Err(source) => Err(Error::Read { path: path.to_owned(), source }),
     }
-    let text = String::from_utf8(text)
-        .map_err(|error| failed(io::Error::new(ErrorKind::InvalidData, error)))?;
-    Ok(Source { name: path.display().to_string(), text })
 }
 
 /// What to do about an error of a file.
@@ -64,22 +59,23 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
         }
         ErrorKind::NotFound => "; write it, or name another file",
         ErrorKind::InvalidData => "; write it in UTF-8",
+        ErrorKind::FileTooLarge => "; is it the right file?",
         _ => "",
     }
 }
 
 fn read(path: &Path) -> Result<Source, Error> {
-    let file = File::open(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    read_from(file, path)
+    match regular_file::open(path, Link::Followed) {
+        Ok(file) => read_from(file, path),
+        Err(source) => Err(Error::Read { path: path.to_owned(), source }),
+    }
 }
 
 fn drop_ins(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let failed = |source| Error::Read { path: directory.to_owned(), source };
     let entries = match directory.read_dir() {
         Ok(entries) => entries,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(Vec::new());
-        }
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(failed(error)),
     };
     let mut paths = Vec::new();

@@ -80,12 +80,6 @@ pub enum Error {
         /// The error of read(2).
         source: io::Error,
     },
-    /// A file is longer than a megabyte.
-    #[error("configuration {}: longer than a megabyte; is it the right file?", path.display())]
-    TooLong {
-        /// Path of the file.
-        path: PathBuf,
-    },
     /// The files have mistakes.
     #[error("{}", list(mistakes))]
     Mistakes {

@@ -24,6 +24,7 @@ use ibarr_proto::paths::{Device, PortFacts, PortName};
 use tokio::sync::mpsc;
 use tracing::warn;
 
+use crate::regular_file::text;
 use crate::sys::umad::Opened;
 
 /// Mount points of the kernel's file systems.
@@ -314,11 +315,6 @@ fn rate(text: &str) -> Option<Rate> {
 fn names<T: std::str::FromStr>(dir: &Path) -> impl Iterator<Item = T> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-}
-
-fn text(path: &Path) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
-    Some(text.trim().to_owned())
 }
 
 /// The kernel writes some numbers with 0x and some without.

@@ -5,19 +5,19 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use ibarr_proto::paths::snapshot::{Encoder, KeptPath, KeptPort, Snapshot, max_len};
-use nix::libc;
 use tokio::sync::mpsc;
 
 use super::{Counter, Counters};
 use crate::causes::chain;
+use crate::regular_file::{self, Link};
 
 /// The sender of orders.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl Thread {
 
     /// `None` if there is no file.
     fn read(&self, path: &Path, paths: usize) -> Option<Event> {
-        let reason = match read(path, max_len(paths)) {
+        let reason = match regular_file::read(path, Link::Refused, max_len(paths)) {
             Ok(bytes) => match Snapshot::parse(&bytes) {
                 Ok(snapshot) => {
                     let age = now().saturating_sub(snapshot.begun_at);
@@ -126,6 +126,9 @@ impl Thread {
                 Err(error) => error.to_string(),
             },
             Err(error) if error.kind() == ErrorKind::NotFound => return None,
+            Err(error) if error.kind() == ErrorKind::FileTooLarge => {
+                "it holds more paths than paths.max-cached says".to_owned()
+            }
             Err(error) => chain(&error),
         };
         self.counters.count(Counter::SnapshotRefused);
@@ -217,38 +220,16 @@ impl Drop for Beside {
 /// Whether the name is free or a regular file. Opening a file of another kind may block, replacing
 /// it may do harm.
 fn is_free_or_regular(path: &Path) -> io::Result<bool> {
-    let kind = match fs::symlink_metadata(path) {
+    let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-        metadata => metadata?.file_type(),
+        found => found?,
     };
-    let kind = match kind {
-        kind if kind.is_file() => return Ok(true),
-        kind if kind.is_symlink() => "symbolic link",
-        kind if kind.is_dir() => "directory",
-        kind if kind.is_fifo() => "FIFO",
-        kind if kind.is_socket() => "socket",
-        _ => "device",
-    };
+    let Some(kind) = regular_file::other_kind(&found) else { return Ok(true) };
     let message = format!(
         "{} is a {kind}, not a regular file; move it, or name another file",
         path.display()
     );
     Err(io::Error::new(ErrorKind::InvalidInput, message))
-}
-
-fn read(path: &Path, max_len: usize) -> io::Result<Vec<u8>> {
-    is_free_or_regular(path)?;
-    // If it is replaced meanwhile, opening still does not block.
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    let max_len = u64::try_from(max_len).unwrap_or(u64::MAX);
-    let mut bytes = Vec::new();
-    file.take(max_len + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > max_len {
-        let message = "it holds more paths than paths.max-cached says";
-        return Err(io::Error::new(ErrorKind::FileTooLarge, message));
-    }
-    Ok(bytes)
 }
 
 /// Seconds since 1970.
@@ -300,7 +281,8 @@ mod tests {
             }
             let orders =
                 vec![Order::Read(path.clone(), 9), Order::Begin(path.clone(), vec![]), Order::End];
-            let is_named = |reason: &String| reason.contains(&format!("paths is a {kind}, not a"));
+            let is_named =
+                |reason: &String| reason.contains(&format!("is a {kind}, not a regular"));
             match told(orders).as_slice() {
                 [Event::Refused(read), Event::NotWritten(written), Event::Ended] => {
                     assert!(is_named(read) && is_named(written), "{read}, {written}");

@@ -11,6 +11,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use serde_json::Value;
 
 use crate::support::{
@@ -61,7 +63,10 @@ fn validate_reads_standard_input_and_refuses_what_is_too_long() {
     assert!(message.starts_with("standard input:2:9: lease must be a text"), "{message}");
     let (status, message) = validate(&vec![b'#'; (1 << 20) + 1]);
     assert_eq!(status, Some(78));
-    assert!(message.contains("longer than a megabyte"), "{message}");
+    assert!(
+        message.contains("is it the right file?: it is longer than 1048576 bytes"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -311,4 +316,49 @@ fn holder_of_a_taken_port_is_named_and_a_free_port_served() {
         assert!(begun.elapsed() < PATIENCE, "still blocked");
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+#[test]
+fn path_to_something_else_than_a_file_is_named_and_nothing_hangs() {
+    let dir = TempDir::new("other-kinds");
+    dir.write("ibarr.toml", USER_SPACE);
+    for made in ["ibarr.d", "acm", "bad.d", "sys/class/infiniband/mlx5_0/ports/1", "sys/class/net"]
+    {
+        fs::create_dir_all(dir.path(made)).unwrap();
+    }
+    let fifo = |at: &str| mkfifo(&dir.path(at), Mode::S_IRWXU).unwrap();
+    fifo("ibarr.d/x.toml");
+    fifo("acm/ibacm_opts.cfg");
+    fifo("sys/class/infiniband/mlx5_0/ports/1/link_layer");
+    let at = |name: &str| dir.path(name).display().to_string();
+    let run = |words: &[&str]| {
+        let mut command = Command::new("timeout");
+        command.arg(PATIENCE.as_secs().to_string()).arg(env!("CARGO_BIN_EXE_ibarr")).args(words);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (main, bpf) = (at("ibarr.toml"), at("bpf"));
+    let daemon =
+        ["run", "--config", &main, "--run-dir", &dir.0.display().to_string(), "--bpf-dir", &bpf];
+    let imported = ["import-ibacm", &at("acm")];
+    for words in [&["validate", &main][..], &["config", &main], &daemon, &imported] {
+        let (status, said) = run(words);
+        assert_eq!(status, Some(78), "{words:?}: {said}");
+        assert!(said.contains(": it is a FIFO, not a regular file"), "{said}");
+    }
+    let directory = at("bad.d");
+    for (file, kind) in [("/dev/zero", "device"), (directory.as_str(), "directory")] {
+        let (status, said) = run(&["validate", file]);
+        assert_eq!(status, Some(78));
+        assert!(said.contains(&format!("it is a {kind}, not a regular file")), "{said}");
+    }
+    // What sysfs does not say is not known.
+    let (status, _) =
+        run(&["doctor", "--sys-dir", &at("sys"), "--dev-dir", &at("dev"), "--run-dir", &at("no")]);
+    assert_eq!(status, Some(2));
+    // A file in the place of the directory.
+    fs::remove_dir_all(dir.path("ibarr.d")).unwrap();
+    dir.write("ibarr.d", "");
+    let (status, said) = run(&["validate", &main]);
+    assert!(status == Some(78) && said.contains("ibarr.d: cannot be read"), "{said}");
 }

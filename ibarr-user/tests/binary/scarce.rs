@@ -6,14 +6,13 @@ use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::pipe;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::thread;
 
 use nix::sys::signal::Signal;
-use nix::sys::stat::Mode;
-use nix::unistd::{Uid, mkfifo};
+use nix::unistd::Uid;
 
 use crate::support::{Daemon, TempDir, USER_SPACE, daemon_command, free_port, json};
 
@@ -83,20 +82,22 @@ fn failed_reload_stays_in_status_until_a_good_one() {
     assert!(told.contains("reloaded "), "{told}");
 }
 
-/// A FIFO behaves like a file whose disk does not answer until something is written.
+/// Comments of 60 megabytes take many times as long as an answer.
 #[test]
 fn slow_configuration_file_blocks_nothing_else() {
     let dir = TempDir::new("slow-file");
     let port = format!("udp-port = {}\n", free_port());
     let mut daemon = Daemon::start(&dir, &port);
-    let file = dir.path("ibarr.toml");
-    fs::remove_file(&file).unwrap();
-    mkfifo(&file, Mode::S_IRWXU).unwrap();
+    let long = dir.write("long", &"#".repeat(1 << 20));
+    fs::create_dir(dir.path("ibarr.d")).unwrap();
+    for n in 0..60 {
+        symlink(&long, dir.path(&format!("ibarr.d/{n}.toml"))).unwrap();
+    }
     thread::scope(|scope| {
         let reload = scope.spawn(|| daemon.ask(&["reload"]));
         daemon.notified("RELOADING=1");
         assert_eq!(daemon.ask(&["resolve", "127.0.0.1"]).status.code(), Some(1));
-        fs::write(&file, format!("{USER_SPACE}{port}")).unwrap();
+        assert!(!reload.is_finished(), "it was not slow");
         assert_eq!(reload.join().unwrap().status.code(), Some(0));
     });
     nix::sys::signal::kill(daemon.pid(), Signal::SIGHUP).unwrap();

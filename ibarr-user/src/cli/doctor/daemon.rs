@@ -5,11 +5,11 @@
 
 use std::path::Path;
 
-use super::machine::text;
 use crate::control::doctor_messages::{Check, CheckState};
 use crate::control::messages::{
     HealthReason, HealthState, PathAnswer, PathStatus, PortStatus, Status, SubsystemHealth,
 };
+use crate::regular_file::text;
 
 /// Examines the daemon. `proc` is where procfs is mounted.
 pub(super) fn checks(status: &Status, proc: &Path) -> Vec<Check> {

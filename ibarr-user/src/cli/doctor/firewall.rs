@@ -5,7 +5,6 @@
 //! The rules of base chains with the hook `input` are followed for a datagram to the UDP port. A match on
 //! something else than the port may or may not hold, so a rule with one decides only if it names the port.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,6 +12,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::control::doctor_messages::Check;
+use crate::regular_file::text;
 
 /// Its name in the document.
 const CHECK: &str = "firewall";
@@ -44,7 +44,7 @@ pub(super) fn check(port: u16) -> Check {
 /// Whether iptables has written rules that nft does not see.
 fn has_legacy_rules() -> bool {
     let tables = Path::new("/proc/net").join("ip_tables_names");
-    fs::read(tables).is_ok_and(|names| !names.is_empty())
+    text(&tables).is_some_and(|names| !names.is_empty())
 }
 
 fn judge(listed: &[u8], port: u16, has_legacy_rules: bool) -> Check {

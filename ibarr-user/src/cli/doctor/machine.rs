@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::control::doctor_messages::Check;
+use crate::regular_file::text;
 use crate::transport::ports::Dirs;
 
 /// `ARPHRD_INFINIBAND`.
@@ -188,11 +189,6 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
 
 fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-/// The text of a file of sysfs, without the line's end.
-pub(super) fn text(file: &Path) -> Option<String> {
-    Some(fs::read_to_string(file).ok()?.trim().to_owned())
 }
 
 #[cfg(test)]

@@ -15,9 +15,10 @@ use ibarr_proto::ip2gid::client::Route;
 use nix::net::if_::if_indextoname;
 use tokio::time::timeout;
 
-use super::machine::{INFINIBAND, text};
+use super::machine::INFINIBAND;
 use crate::control::doctor_messages::Check;
 use crate::control::messages::{Answer, AnswerStatus, Mismatch, PathAnswer, PathStatus};
+use crate::regular_file::text;
 use crate::transport::Counters;
 use crate::transport::rtnetlink::{self, NoRoute, Routes};
 

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::listening::Link;
+use crate::regular_file;
 
 /// Where librdmacm looks, beside the socket. It may be a link to [`FOR_TOOLS`].
 const FOR_LIBRDMACM: &str = "ibacm.port";
@@ -49,7 +50,7 @@ fn remove_if_stale(path: &Path, ours: Option<NonZeroU16>) -> Result<(), Kept> {
 }
 
 fn port_in(path: &Path) -> Option<NonZeroU16> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    regular_file::text(path)?.parse().ok()
 }
 
 /// The port files that this process has made. Dropping it removes them, unless others have replaced them.
