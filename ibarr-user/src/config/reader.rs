@@ -359,7 +359,7 @@ pub(super) fn line_of(text: &str, at: usize) -> usize {
 }
 
 /// Whether `typed` could be a typing error for `known`: equal except for `_`, case and two letters.
-fn are_near(known: &str, typed: &str) -> bool {
+pub(crate) fn are_near(known: &str, typed: &str) -> bool {
     let typed = typed.to_lowercase().replace('_', "-");
     edit_distance(known, &typed) <= 2
 }

@@ -12,10 +12,10 @@ use ibarr_common::wire::ls::{self, messages};
 use ibarr_common::wire::mad::Header;
 use ibarr_proto::ip2gid::client;
 use ibarr_proto::sa::PortIndex;
-use tracing::{Level, enabled, info, trace};
+use tracing::{Level, enabled, trace};
 
 use super::Engine;
-use crate::control::messages::{Body, LevelChange, LogStatus, Millis, Response};
+use crate::control::messages::{Body, LevelChange, LogStatus, Response};
 use crate::transport::queries::Heard;
 use crate::transport::umad::Umads;
 
@@ -23,8 +23,6 @@ impl Engine {
     pub(super) fn log_level(&mut self, now: Instant, change: Option<&LevelChange>) -> Response {
         if let Some(LevelChange { level, for_ms }) = change {
             self.levels.set(now, level.clone(), for_ms.map(Duration::from));
-            let (level, _) = self.levels.get();
-            info!(%level, for_ms = for_ms.map(Millis::get), "another log level");
         }
         let (level, end) = self.levels.get();
         let ends_in_ms = end.map(|end| end.since(now).into());

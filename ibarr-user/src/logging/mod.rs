@@ -84,7 +84,7 @@ pub fn start(given: Option<Level>, configured: Level, place: Place) -> io::Resul
         }
     };
     report_panics(log.clone());
-    Ok((log, Levels::new(given, configured, handle)))
+    Ok((log.clone(), Levels::new(given, configured, handle, log)))
 }
 
 /// Says why the daemon does not run, which may be before the log has started: in the journal if standard error

@@ -362,3 +362,35 @@ fn path_to_something_else_than_a_file_is_named_and_nothing_hangs() {
     let (status, said) = run(&["validate", &main]);
     assert!(status == Some(78) && said.contains("ibarr.d: cannot be read"), "{said}");
 }
+
+#[test]
+fn word_that_is_no_log_level_is_refused_wherever_one_is_given() {
+    let dir = TempDir::new("no-level");
+    let file = dir.write("wrong.toml", "log-level = \"wran\"\n");
+    let refused = |words: &[&str]| {
+        let output = ibarr(words);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let file = file.to_str().unwrap();
+    for (words, exit) in [
+        (&["validate", file][..], 78),
+        (&["run", "--config", file, "--run-dir", dir.0.to_str().unwrap()], 78),
+        (&["run", "--log", "wran"], 64),
+        (&["log-level", "wran"], 64),
+    ] {
+        let (status, said) = refused(words);
+        assert_eq!(status, Some(exit), "{said}");
+        assert!(said.contains("did you mean \"warn\"?"), "{said}");
+    }
+    let daemon = Daemon::start(&dir, "");
+    let level = |words: &[&str]| String::from_utf8(daemon.ask(words).stdout).unwrap();
+    assert_eq!(level(&["log-level", "warning"]), "warn\n");
+    let request = br#"{"v":1,"ask":"log-level","change":{"level":"verbose"}}"#;
+    let mut other = std::os::unix::net::UnixStream::connect(dir.path("control.sock")).unwrap();
+    other.write_all(request).unwrap();
+    other.write_all(b"\n").unwrap();
+    let mut answer = String::new();
+    BufReader::new(other).read_line(&mut answer).unwrap();
+    assert!(answer.contains("no level"), "{answer}");
+    assert_eq!(level(&["log-level"]), "warn\n");
+}
