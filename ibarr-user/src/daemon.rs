@@ -69,8 +69,9 @@ impl Error {
 /// # Errors
 /// Only errors of the start: once ready, the daemon continues with what works.
 pub fn run(options: &RunOptions) -> Result<(), Error> {
-    let inherited = inherited::take().map_err(|error| Error::Kernel("LISTEN_FDS", error))?;
+    let (inherited, wrong) = inherited::take();
     let (mut local_service, mut servers) = (None, Inherited::none());
+    servers.refused.extend(wrong);
     let mut acm = transport::acm::Inherited::default();
     for (name, fd) in inherited {
         let number = fd.as_raw_fd();

@@ -10,13 +10,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use ibarr_proto::ip2gid::Family;
 use nix::sys::socket::{SockType, SockaddrStorage, getpeername, getsockname, getsockopt, sockopt};
 
-/// The inherited sockets, and the reasons why others are not used.
+/// The inherited sockets.
 #[derive(Debug)]
 pub struct Inherited {
     /// The lowest port that any process can bind.
     lowest_free: u16,
     sockets: Vec<Socket>,
-    refused: Vec<String>,
+    /// Why others are not used.
+    pub refused: Vec<String>,
 }
 
 #[derive(Debug)]

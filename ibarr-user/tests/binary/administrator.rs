@@ -394,3 +394,13 @@ fn word_that_is_no_log_level_is_refused_wherever_one_is_given() {
     assert!(answer.contains("no level"), "{answer}");
     assert_eq!(level(&["log-level"]), "warn\n");
 }
+
+#[test]
+fn malformed_list_of_inherited_descriptors_is_a_warning() {
+    let dir = TempDir::new("inherited");
+    let mut command = daemon_command(&dir);
+    command.env("LISTEN_PID", "1").env("LISTEN_FDS", "1").env("LISTEN_FDNAMES", "x");
+    let daemon = Daemon::spawn(command, &dir, "");
+    let warnings = json(&daemon.ask(&["status", "--json"]))["status"]["warnings"].to_string();
+    assert!(warnings.contains("LISTEN_PID is "), "{warnings}");
+}
