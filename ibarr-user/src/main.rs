@@ -6,6 +6,7 @@ use std::panic;
 use std::process::{self, ExitCode};
 
 fn main() -> ExitCode {
+    ibarr_user::process::hold_hangups();
     // A panic in one task must end the daemon, not leave it half alive.
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

@@ -290,7 +290,11 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return print::end(refuse(&error)).into(),
     };
-    let exit = match cli.command.unwrap_or(Command::Run(cli.run)) {
+    let command = cli.command.unwrap_or(Command::Run(cli.run));
+    if !matches!(command, Command::Run(_)) {
+        process::release_hangups();
+    }
+    let exit = match command {
         Command::Run(args) => run(args),
         Command::Resolve(args) => resolve::run(&args),
         Command::Ping(args) => ping::run(&args),

@@ -17,7 +17,7 @@ use crate::logging::{self, Level};
 use crate::transport::ports::Dirs;
 
 pub use self::descriptors::Budget;
-pub use self::signals::{Command, Signals};
+pub use self::signals::{Command, Signals, hold_hangups, release_hangups};
 pub use self::systemd::{Systemd, Until, report_failure};
 
 /// The default directory of the control socket.

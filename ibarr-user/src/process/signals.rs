@@ -4,6 +4,7 @@
 
 use std::io;
 
+use nix::sys::signal::{SigSet, Signal as Number};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// A command that an administrator sends as a signal.
@@ -23,17 +24,31 @@ pub struct Signals {
     interrupt: Signal,
 }
 
+/// Makes SIGHUP wait: by default it ends the process, which is of use to commands and not to a daemon that starts.
+/// Call it before all else.
+pub fn hold_hangups() {
+    // It fails for no valid signal.
+    let _ = SigSet::from(Number::SIGHUP).thread_block();
+}
+
+/// Ends that; a signal that came meanwhile takes effect.
+pub fn release_hangups() {
+    let _ = SigSet::from(Number::SIGHUP).thread_unblock();
+}
+
 impl Signals {
-    /// Must be called within a runtime.
+    /// Must be called within a runtime. A SIGHUP that was held is the first command.
     ///
     /// # Errors
     /// If the signals cannot be handled.
     pub fn catch() -> io::Result<Self> {
-        Ok(Self {
+        let this = Self {
             hangup: signal(SignalKind::hangup())?,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
-        })
+        };
+        release_hangups();
+        Ok(this)
     }
 
     /// Waits for the next signal.
@@ -43,5 +58,22 @@ impl Signals {
             _ = self.terminate.recv() => Command::End,
             _ = self.interrupt.recv() => Command::End,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::signal::raise;
+
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn hangup_from_before_the_handler_is_a_reload() {
+        hold_hangups();
+        for _ in 0..3 {
+            raise(Number::SIGHUP).unwrap();
+        }
+        let mut signals = Signals::catch().unwrap();
+        assert_eq!(signals.next().await, Command::Reload);
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
-use nix::unistd::mkfifo;
+use nix::unistd::{Pid, mkfifo};
 use serde_json::Value;
 
 use crate::support::{
@@ -403,4 +403,32 @@ fn malformed_list_of_inherited_descriptors_is_a_warning() {
     let daemon = Daemon::spawn(command, &dir, "");
     let warnings = json(&daemon.ask(&["status", "--json"]))["status"]["warnings"].to_string();
     assert!(warnings.contains("LISTEN_PID is "), "{warnings}");
+}
+
+#[test]
+fn hangup_during_the_start_is_a_reload() {
+    for _ in 0..10 {
+        let dir = TempDir::new("early-hangup");
+        let begun = |pid: Pid| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            let mask = |name: &str| {
+                let mask = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                u64::from_str_radix(mask.trim(), 16).unwrap()
+            };
+            // Which it is from its first instruction on.
+            (mask("SigBlk:") | mask("SigCgt:")) & 1 != 0
+        };
+        let hang_up = |pid: Pid| {
+            // The lock is made later.
+            while !begun(pid) {
+                assert!(!dir.path("lock").exists() || begun(pid), "SIGHUP would end it");
+            }
+            kill(pid, Signal::SIGHUP).unwrap();
+        };
+        let daemon = Daemon::spawn_meanwhile(daemon_command(&dir), &dir, "", hang_up);
+        daemon.until(|daemon| {
+            let status = json(&daemon.ask(&["status", "--json"]));
+            status["status"].get("reloaded-ago-s").cloned()
+        });
+    }
 }

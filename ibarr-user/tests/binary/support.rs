@@ -64,23 +64,40 @@ impl Daemon {
         daemon
     }
 
+    /// Like [`Daemon::spawn`]; calls `meanwhile` before it waits.
+    pub(crate) fn spawn_meanwhile(
+        command: Command,
+        dir: &TempDir,
+        config: &str,
+        meanwhile: impl FnOnce(Pid),
+    ) -> Self {
+        let daemon = Self::launch(command, dir, config);
+        meanwhile(daemon.pid());
+        daemon.notified("READY=1");
+        daemon
+    }
+
     /// Like [`Daemon::spawn`], under a stand-in for systemd. `KEPT` are this process's numbers of the
     /// sockets that systemd keeps for the next daemon.
     pub(crate) fn spawn_under_systemd(
-        mut command: Command,
+        command: Command,
         dir: &TempDir,
         config: &str,
     ) -> (Self, Vec<Kept>) {
+        let daemon = Self::launch(command, dir, config);
+        daemon.notified("READY=1");
+        let kept = std::mem::take(&mut *daemon.kept.lock().unwrap());
+        (daemon, kept)
+    }
+
+    fn launch(mut command: Command, dir: &TempDir, config: &str) -> Self {
         dir.write("ibarr.toml", &format!("{USER_SPACE}{config}"));
         let socket = dir.path("notify.sock");
         drop(fs::remove_file(&socket));
         let notify = UnixDatagram::bind(&socket).unwrap();
         notify.set_read_timeout(Some(PATIENCE)).unwrap();
         let child = command.env("NOTIFY_SOCKET", &socket).spawn().unwrap();
-        let daemon = Self { child, run_dir: dir.0.clone(), notify, kept: Mutex::default() };
-        daemon.notified("READY=1");
-        let kept = std::mem::take(&mut *daemon.kept.lock().unwrap());
-        (daemon, kept)
+        Self { child, run_dir: dir.0.clone(), notify, kept: Mutex::default() }
     }
 
     pub(crate) fn ask(&self, arguments: &[&str]) -> Output {
