@@ -158,6 +158,7 @@ fn absolute(dir: &Path, path: &str) -> PathBuf {
 mod tests {
     use std::num::NonZeroU16;
 
+    use proptest::prelude::*;
     use tempfile::TempDir;
 
     use super::*;
@@ -273,6 +274,60 @@ timeout
         assert_eq!(import(dir.0.path(), Some(&new), true), Exit::Ok);
         assert!(fs::read_to_string(new).unwrap().contains("serve = \"full\""));
         assert_eq!(import(&dir.0.path().join("missing"), None, true), Exit::Config);
+    }
+
+    proptest! {
+        /// Options that ibacm knows with any values, and any bytes.
+        #[test]
+        fn no_file_of_ibacm_gives_a_configuration_that_is_refused(
+            lines in proptest::collection::vec((0..NAMES.len(), r#"[a-z0-9./\\"'=\[\]#\x00-\x1f\x7f\u{80}-\u{ff} -]{0,12}"#), 0..9),
+            known in proptest::collection::vec((0..NAMES.len(), 0..VALUES.len()), 0..9),
+            bytes: Vec<u8>,
+        ) {
+            let random = lines.iter().map(|(name, value)| format!("{} {value}\n", NAMES[*name]));
+            let known = known.iter().map(|(name, value)| format!("{} {}\n", NAMES[*name], VALUES[*value]));
+            let opts = random.chain(known).collect::<String>();
+            for bytes in [opts.as_bytes(), &bytes] {
+                let dir = Dir::new(&[("ibacm_addr.cfg", &opts)]);
+                fs::write(dir.0.path().join("ibacm_opts.cfg"), bytes).unwrap();
+                dir.import();
+            }
+        }
+    }
+
+    const NAMES: [&str; 9] = [
+        "log_level",
+        "server_mode",
+        "server_port",
+        "acme_plus_kernel_only",
+        "route_timeout",
+        "route_preload",
+        "route_data_file",
+        "addr_preload",
+        "addr_data_file",
+    ];
+    const VALUES: [&str; 12] = [
+        "open",
+        "loop",
+        "acm_hosts",
+        "opensm_full_v1",
+        "/",
+        ".../",
+        "..",
+        "-1",
+        "0",
+        "65536",
+        "9223372036854775807",
+        "yes",
+    ];
+
+    #[test]
+    fn value_that_is_refused_is_left_out_and_named() {
+        let dir = Dir::new(&[("ibacm_opts.cfg", "addr_preload acm_hosts\naddr_data_file .../\n")]);
+        let (config, text, lines) = dir.import();
+        assert_eq!(config.acm.hosts, None);
+        assert_eq!(lines[..2], [(Some(1), Became::Malformed), (Some(2), Became::Malformed)]);
+        assert!(text.contains(".../: malformed: left out: [acm] hosts = \""), "{text}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{Settings, absolute, numbered};
+use crate::config::{Config, Source};
 use crate::control::messages::{Became, ImportedLine};
 use crate::preload::{Report, Wanted, hosts, routes};
 
@@ -152,6 +153,10 @@ impl Options {
         let mut set = |table: &'static str, key: &'static str, value: String| {
             let place = if table.is_empty() { String::new() } else { format!("[{table}] ") };
             let what = format!("{place}{key} = {value}");
+            let source = Source { name: String::new(), text: format!("{place}\n{key} = {value}") };
+            if let Err(refused) = Config::read(&[source]) {
+                return (Became::Malformed, format!("left out: {what} is refused: {refused}"));
+            }
             settings.entry(table).or_default().insert(key, value);
             (Became::Carried, what)
         };
