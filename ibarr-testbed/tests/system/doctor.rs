@@ -102,6 +102,7 @@ fn examine(rig: &Rig, peer: &str) -> Vec<Value> {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", NODE]).arg(crate::machine::ibarr());
     command.args(["doctor", "--json", "--peer", peer, "--run-dir"]).arg(rig.run_dir());
+    command.arg("--bpf-dir").arg(rig.bpf_dir());
     command.env(MARKER, rig.machine.marker()).stdin(Stdio::null());
     let output = command.output().unwrap();
     let told: Value = serde_json::from_slice(&output.stdout)

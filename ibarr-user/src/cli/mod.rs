@@ -149,6 +149,9 @@ enum Command {
         /// Also examine the way to this address or GID
         #[arg(long, value_name = "IP|GID")]
         peer: Option<doctor::Peer>,
+        /// Directory of the maps and links, if no daemon can be asked for it
+        #[arg(long, value_name = "DIR", env = "IBARR_BPF_DIR", default_value = bpf::BPF_DIR)]
+        bpf_dir: PathBuf,
         /// Directory where sysfs is mounted
         #[arg(long, value_name = "DIR", env = "IBARR_SYS_DIR", default_value = "/sys")]
         sys_dir: PathBuf,
@@ -318,8 +321,8 @@ pub fn main() -> ExitCode {
         Command::Cache { paths: true, daemon, .. } => ask::paths(&daemon),
         Command::Cache { flush: false, daemon, .. } => ask::addresses(&daemon),
         Command::Cache { flush: true, daemon, .. } => ask::ask(&daemon, &Request::Flush),
-        Command::Doctor { peer, sys_dir, dev_dir, daemon } => {
-            doctor::examine(&daemon, &Dirs { sys: sys_dir, dev: dev_dir }, peer)
+        Command::Doctor { peer, bpf_dir, sys_dir, dev_dir, daemon } => {
+            doctor::examine(&daemon, &Dirs { sys: sys_dir, dev: dev_dir }, &bpf_dir, peer)
         }
         Command::Trace(args) => trace::run(&args),
         Command::Metrics(daemon) => ask::ask(&daemon, &Request::Metrics),

@@ -773,6 +773,9 @@ pub struct ResponderStatus {
     /// daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ends_early: Option<String>,
+    /// Directory of the pins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bpf_dir: Option<String>,
 }
 
 /// A network interface.

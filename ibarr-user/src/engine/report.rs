@@ -214,7 +214,8 @@ impl Engine {
                  process in it; mount the bpffs for the whole machine before the daemon starts"
             )
         });
-        ResponderStatus { lease_ends_in_ms, blocked, ends_early }
+        let bpf_dir = Some(self.options.bpf_dir.display().to_string());
+        ResponderStatus { lease_ends_in_ms, blocked, ends_early, bpf_dir }
     }
 
     /// The responder that serves an interface, and why the daemon answers there.

@@ -5,6 +5,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+
 use crate::control::doctor_messages::Check;
 use crate::regular_file::text;
 use crate::transport::ports::Dirs;
@@ -12,9 +14,9 @@ use crate::transport::ports::Dirs;
 /// `ARPHRD_INFINIBAND`.
 pub(super) const INFINIBAND: &str = "32";
 
-/// Examines the machine. `proc` is where procfs is mounted.
-pub(super) fn checks(dirs: &Dirs, proc: &Path) -> Vec<Check> {
-    vec![modules(&dirs.sys), ports(&dirs.sys), interfaces(&dirs.sys), umad(dirs), bpffs(proc)]
+/// Examines the machine.
+pub(super) fn checks(dirs: &Dirs) -> Vec<Check> {
+    vec![modules(&dirs.sys), ports(&dirs.sys), interfaces(&dirs.sys), umad(dirs)]
 }
 
 /// A part of the kernel, the evidence for it below sysfs, and what does not work without it.
@@ -165,17 +167,24 @@ fn umad(Dirs { sys, dev }: &Dirs) -> Check {
     Check::ok(CHECK, devices.join(", "))
 }
 
-fn bpffs(proc: &Path) -> Check {
+/// Whether the directory of pins is on a bpffs. The daemon makes it, so its parent is what counts until then, or where
+/// users may not look into the parent.
+pub(super) fn bpffs(bpf_dir: &Path) -> Check {
     const CHECK: &str = "bpffs";
-    let mounts = fs::read_to_string(proc.join("self/mounts")).unwrap_or_default();
-    let is_bpf = |line: &&str| line.split(' ').nth(2) == Some("bpf");
-    match mounts.lines().find(is_bpf).and_then(|line| line.split(' ').nth(1)) {
-        Some(place) => Check::ok(CHECK, format!("mounted at {place}")),
-        None => Check::warn(
-            CHECK,
-            "no bpffs is mounted: programs end with the daemon",
-            "mount -t bpf bpf /sys/fs/bpf, then restart the daemon",
-        ),
+    let parent = bpf_dir.parent().unwrap_or(bpf_dir);
+    match statfs(bpf_dir).or_else(|_| statfs(parent)) {
+        Ok(found) if found.filesystem_type() == BPF_FS_MAGIC => {
+            Check::ok(CHECK, format!("{} is on a bpffs", bpf_dir.display()))
+        }
+        found => {
+            let why = found.map_or_else(|error| format!(" ({})", error.desc()), |_| String::new());
+            let parent = parent.display();
+            Check::warn(
+                CHECK,
+                format!("no bpffs is mounted at {parent}{why}: programs end with the daemon"),
+                format!("mount -t bpf bpf {parent}, then restart the daemon"),
+            )
+        }
     }
 }
 
@@ -219,7 +228,6 @@ mod tests {
             machine.write("sys/class/net/ib0/type", "32\n");
             machine.write("sys/class/net/ib0/operstate", "up\n");
             machine.write("sys/class/net/eth0/type", "1\n");
-            machine.write("proc/self/mounts", "bpf /sys/fs/bpf bpf rw 0 0\n");
             machine
         }
 
@@ -232,8 +240,8 @@ mod tests {
         /// The state and the remedy of each check that does not say ok.
         fn troubles(&self) -> Vec<(String, CheckState, String)> {
             let dirs = Dirs { sys: self.0.path().join("sys"), dev: self.0.path().join("dev") };
-            let checks = checks(&dirs, &self.0.path().join("proc"));
-            assert_eq!(checks.len(), 5);
+            let checks = checks(&dirs);
+            assert_eq!(checks.len(), 4);
             let bad = checks.into_iter().filter(|check| check.state != CheckState::Ok);
             bad.map(|check| (check.check, check.state, check.remedy.unwrap())).collect()
         }
@@ -295,9 +303,15 @@ mod tests {
     }
 
     #[test]
-    fn missing_bpffs_is_named() {
-        let machine = Machine::new();
-        machine.write("proc/self/mounts", "tmpfs /run tmpfs rw 0 0\n");
-        assert_eq!(trouble(&machine).0, "bpffs");
+    fn directory_of_pins_elsewhere_than_on_a_bpffs_is_named() {
+        let dir = TempDir::new().unwrap();
+        for pins in [dir.path().join("pins"), dir.path().join("no/pins")] {
+            let check = bpffs(&pins);
+            assert_eq!(check.state, CheckState::Warn);
+            let parent = pins.parent().unwrap().display();
+            assert!(check.found.contains(&format!("no bpffs is mounted at {parent}")), "{check:?}");
+            let remedy = format!("mount -t bpf bpf {parent}, then restart the daemon");
+            assert_eq!(check.remedy, Some(remedy));
+        }
     }
 }

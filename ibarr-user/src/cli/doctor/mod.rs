@@ -24,12 +24,14 @@ use crate::transport::ports::Dirs;
 pub(super) use self::peer::Peer;
 
 /// Prints each check as soon as it is done. The exit status is that of the worst.
-pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, peer: Option<Peer>) -> Exit {
+pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, bpf_dir: &Path, peer: Option<Peer>) -> Exit {
     let mut report = Report { is_json: daemon.json, checks: Vec::new() };
     let proc = Path::new("/proc");
-    report.add_all(machine::checks(dirs, proc));
+    report.add_all(machine::checks(dirs));
     match status(daemon) {
         Ok(status) => {
+            let its = status.responder.bpf_dir.as_deref().map(Path::new);
+            report.add(machine::bpffs(its.unwrap_or(bpf_dir)));
             report.add_all(daemon::checks(&status, proc));
             let port = status.servers.first().map_or(PORT, |server| server.port.get());
             report.add(firewall::check(port));
@@ -42,6 +44,7 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, peer: Option<Peer>) -> Exit 
             }
         }
         Err(Failure { message, .. }) => {
+            report.add(machine::bpffs(bpf_dir));
             report.add(Check::fail(
                 "daemon",
                 message,
