@@ -89,7 +89,7 @@ impl fmt::Display for Family {
 }
 
 /// Whether an address has a meaning only together with an interface.
-pub(crate) fn is_link_local(address: IpAddr) -> bool {
+pub fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 

@@ -3,6 +3,7 @@
 //! `ibarr ping`: asks one peer again and again, past the daemon's memory.
 
 use std::io;
+use std::net::IpAddr;
 use std::num::NonZeroU64;
 use std::pin::pin;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 
 use super::resolve::FamilyArgs;
-use super::targets::{self, Destination};
+use super::targets::{self, Destination, Found};
 use super::times::Tally;
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
@@ -68,17 +69,22 @@ fn ping(args: &PingArgs) -> Result<Exit, Failure> {
         let message = format!("{}: one destination at a time", args.destination);
         return Err(Failure { kind: FailureKind::Usage, message });
     };
-    let target = destination.resolve(args.family.family()).map_err(|message| {
-        let message = format!("{}: {message}", destination.text);
-        Failure { kind: FailureKind::Absent, message }
-    })?;
+    let Found { target, others } =
+        destination.resolve(args.family.family()).map_err(|message| {
+            let message = format!("{}: {message}", destination.text);
+            Failure { kind: FailureKind::Absent, message }
+        })?;
+    if !(args.daemon.json || args.json_lines) {
+        print::others(&destination.text, target.ip, &others);
+    }
     let internal = |error: io::Error| {
         let message = format!("no event loop for signals: {error}");
         Failure { kind: FailureKind::Internal, message }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(internal)?;
-    let mut rounds = Rounds { args, destination, target, tally: Tally::default(), last: None };
+    let mut rounds =
+        Rounds { args, destination, target, others, tally: Tally::default(), last: None };
     let outcome = runtime.block_on(rounds.run());
     // A round that waits for its answer delays no one.
     runtime.shutdown_background();
@@ -90,6 +96,7 @@ struct Rounds<'a> {
     args: &'a PingArgs,
     destination: &'a Destination,
     target: Target,
+    others: Vec<IpAddr>,
     tally: Tally,
     /// The last answer with a GID.
     last: Option<Answer>,
@@ -158,6 +165,7 @@ impl Rounds<'_> {
         let pinged = Pinged {
             ip: self.target.ip,
             name: self.destination.name(),
+            other_addresses: self.others,
             gid,
             asked,
             answered,

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write as _};
+use std::net::IpAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -78,6 +79,16 @@ pub(super) fn json(response: &Response) {
 /// Prints a message to standard error.
 pub(super) fn error_line(message: &str) {
     drop(writeln!(io::stderr(), "ibarr: {}", lines(message)));
+}
+
+/// Says that a host name has other addresses than the one that counts.
+pub(super) fn others(name: &str, ip: IpAddr, others: &[IpAddr]) {
+    if !others.is_empty() {
+        let others = others.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
+        error_line(&format!(
+            "{name}: {ip} is its first address; name another one, if you mean it: {others}"
+        ));
+    }
 }
 
 /// Prints lines to standard error as they are, except for control characters.

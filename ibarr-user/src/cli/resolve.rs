@@ -15,14 +15,14 @@ use clap::Args;
 use ibarr_proto::ip2gid::Family;
 
 use super::source::Source;
-use super::targets::{self, Destination};
+use super::targets::{self, Destination, Found};
 use super::times::Tally;
 use super::verify::{self, Neighbours};
 use super::{Daemon, Exit, ask, print};
 use crate::control::client::Connection;
 use crate::control::messages::{
     Answer, AnswerStatus, Body, Elapsed, Failure, Lookup, PathAnswer, PathHops, PathStatus,
-    Request, Resolved, Summary, Target, Text, UnknownName,
+    Request, Resolved, Summary, Text, UnknownName,
 };
 
 #[derive(Args, Debug)]
@@ -167,11 +167,11 @@ impl<'a> Job<'a> {
         loop {
             let from = next.fetch_add(CHUNK, Ordering::Relaxed);
             let chunk = self.destinations.iter().enumerate().skip(from).take(CHUNK);
-            let mut asked: Vec<(usize, Target)> = Vec::new();
+            let mut asked: Vec<(usize, Found)> = Vec::new();
             let begun = Instant::now();
             for (place, destination) in chunk {
                 match destination.resolve(self.args.family.family()) {
-                    Ok(target) => asked.push((place, target)),
+                    Ok(found) => asked.push((place, found)),
                     Err(message) => {
                         let name = destination.text.clone();
                         let unknown = Event::Unknown(place, UnknownName { name, message });
@@ -203,11 +203,11 @@ impl<'a> Job<'a> {
     fn ask(
         &self,
         connection: &mut Connection,
-        asked: &[(usize, Target)],
+        asked: &[(usize, Found)],
         events: &Sender<Event>,
     ) -> Result<Option<()>, Failure> {
         let request = Request::Resolve {
-            addresses: asked.iter().map(|(_, target)| Text(*target)).collect(),
+            addresses: asked.iter().map(|(_, found)| Text(found.target)).collect(),
             timeout_ms: Some(self.args.timeout.into()),
             lookup: self.lookup,
             each: true,
@@ -219,8 +219,9 @@ impl<'a> Job<'a> {
         let mut is_wanted = true;
         let body = connection.ask(&request, |part| {
             let Body::Answer { answer, place } = part else { return };
-            let Some(&(place, target)) = asked.get(place) else { return };
-            let resolved = Resolved { name: self.destinations[place].name(), ..*answer };
+            let Some(&(place, Found { target, ref others })) = asked.get(place) else { return };
+            let (name, other_addresses) = (self.destinations[place].name(), others.clone());
+            let resolved = Resolved { name, other_addresses, ..*answer };
             if needs_path && resolved.answer.status == AnswerStatus::Found {
                 found.push((place, target, resolved));
             } else {
@@ -326,6 +327,7 @@ impl<'a> Report<'a> {
             cells.push(resolved.answer.ip.to_string());
         }
         print::row(&mut self.widths, cells);
+        print::others(&destination.text, resolved.answer.ip, &resolved.other_addresses);
         if let Some(path) = &resolved.path {
             print::line(&format!("    {}", print::path_outcome(path)));
         }

@@ -41,15 +41,20 @@ impl Source {
         }
         // A link-local address may also be a GID.
         let has_gid = |port: &&PortStatus| port.gids.iter().any(|Text(of)| Some(*of) == gid);
-        let with_gid = ports.iter().find(has_gid).map(|port| (port, gid));
-        let with_ip = || {
+        let mut found: Vec<_> = ports.iter().filter(has_gid).map(|port| (port, gid)).collect();
+        if found.is_empty() {
             let of = |port: &PortStatus| {
                 port.addresses.iter().find(|it| Some(it.ip) == ip).map(|it| it.gid.0)
             };
-            ports.iter().find_map(|port| Some((port, Some(of(port)?))))
-        };
-        let found = with_gid.or_else(with_ip);
-        found.map(|(port, sgid)| Self { port: Some(port.port.0), sgid }).ok_or_else(|| {
+            found.extend(ports.iter().filter_map(|port| Some((port, Some(of(port)?)))));
+        }
+        if found.len() > 1 {
+            let names: Vec<_> = found.iter().map(|(port, _)| port.port.to_string()).collect();
+            let message = format!("{text}: several ports have it; name one: {}", names.join(", "));
+            return Err(Failure { kind: FailureKind::Usage, message });
+        }
+        let found = found.first();
+        found.map(|(port, sgid)| Self { port: Some(port.port.0), sgid: *sgid }).ok_or_else(|| {
             let what = ip.map_or("", |_: IpAddr| "has this address or GID");
             let what = if what.is_empty() { "has this name" } else { what };
             let message =
@@ -80,9 +85,9 @@ mod tests {
 
     #[test]
     fn source_is_found_by_port_gid_and_address() {
-        let ports = r#"[{"port":"mlx5_0/1","active":true,"lmc":0,"sm-sl":0,"gids":["fec0::1"],"pkeys":[],
+        let ports = r#"[{"port":"mlx5_0/1","active":true,"lmc":0,"sm-sl":0,"gids":["fec0::1","fec0::9"],"pkeys":[],
             "qos":false,"questions":0,"in-air":0,"window":2},
-            {"port":"mlx5_1/1","active":true,"lmc":0,"sm-sl":0,"gids":["fec0::2","fec0::3"],"pkeys":[],
+            {"port":"mlx5_1/1","active":true,"lmc":0,"sm-sl":0,"gids":["fec0::2","fec0::3","fec0::9"],"pkeys":[],
             "addresses":[{"ip":"10.0.0.3","interface":"ib1","gid":"fec0::3"}],
             "qos":false,"questions":0,"in-air":0,"window":2}]"#;
         let ports: Vec<PortStatus> = serde_json::from_str(ports).unwrap();
@@ -92,6 +97,8 @@ mod tests {
         assert_eq!(found("mlx5_1/1").unwrap(), Source { port: port("mlx5_1/1"), sgid: None });
         let second = Source { port: port("mlx5_1/1"), sgid: gid("fec0::3") };
         assert_eq!((found("fec0::3").unwrap(), found("10.0.0.3").unwrap()), (second, second));
+        let several = found("fec0::9").unwrap_err().message;
+        assert_eq!(several, "fec0::9: several ports have it; name one: mlx5_0/1, mlx5_1/1");
         for (text, kind) in [
             ("mlx5_2/1", FailureKind::Absent),
             ("10.0.0.4", FailureKind::Absent),

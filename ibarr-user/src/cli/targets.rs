@@ -5,7 +5,7 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use ibarr_common::IfIndex;
-use ibarr_proto::ip2gid::Family;
+use ibarr_proto::ip2gid::{Family, is_link_local};
 use nix::net::if_::if_nametoindex;
 use thiserror::Error;
 
@@ -27,6 +27,13 @@ pub(super) struct Destination {
 enum Host {
     Address(IpAddr),
     Name(String),
+}
+
+/// The address of a destination, and the others that a host name has.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Found {
+    pub(super) target: Target,
+    pub(super) others: Vec<IpAddr>,
 }
 
 /// Why a text names no destination.
@@ -75,23 +82,38 @@ pub(super) fn parse(texts: &[String]) -> Result<Vec<Destination>, Error> {
 }
 
 impl Destination {
-    /// The address of it, by the system's resolver if it is a name; the first one of `family`.
-    pub(super) fn resolve(&self, family: Option<Family>) -> Result<Target, String> {
+    /// The address of it, by the system's resolver if it is a name: of several of `family` the first one, as a program
+    /// that connects takes it.
+    pub(super) fn resolve(&self, family: Option<Family>) -> Result<Found, String> {
         let name = match &self.host {
-            Host::Address(ip) => return Ok(Target { ip: *ip, scope: self.scope }),
+            Host::Address(ip) => {
+                return Ok(Found { target: Target { ip: *ip, scope: self.scope }, others: vec![] });
+            }
             Host::Name(name) => name,
         };
-        let fits = |ip: &SocketAddr| family.is_none_or(|family| Family::of(ip.ip()) == family);
-        let mut found = (name.as_str(), 0).to_socket_addrs().map_err(|error| error.to_string())?;
-        let found = found.find(fits).ok_or_else(|| match family {
-            Some(family) => format!("it has no {family} address"),
-            None => "it has no address".to_owned(),
-        })?;
-        let of_name = match found {
+        let found = (name.as_str(), 0).to_socket_addrs().map_err(|error| error.to_string())?;
+        self.first(found.collect(), family)
+    }
+
+    fn first(&self, mut all: Vec<SocketAddr>, family: Option<Family>) -> Result<Found, String> {
+        all.retain(|ip| family.is_none_or(|family| Family::of(ip.ip()) == family));
+        let [first, others @ ..] = &all[..] else {
+            let family = family.map_or(String::new(), |family| format!("{family} "));
+            return Err(format!("it has no {family}address"));
+        };
+        let of_name = match first {
             SocketAddr::V6(found) => IfIndex::new(found.scope_id()),
             SocketAddr::V4(_) => None,
         };
-        Ok(Target { ip: found.ip(), scope: self.scope.or(of_name) })
+        let target = Target { ip: first.ip(), scope: self.scope.or(of_name) };
+        if target.scope.is_none() && is_link_local(target.ip) {
+            let text = &self.text;
+            return Err(format!(
+                "each link has its address {}: name the interface, like {text}%ib0",
+                target.ip
+            ));
+        }
+        Ok(Found { target, others: others.iter().map(SocketAddr::ip).collect() })
     }
 
     /// The text, if it says more than the address.
@@ -276,16 +298,27 @@ mod tests {
     fn interface_is_taken_by_name_and_by_index() {
         for text in ["fe80::1%lo", "fe80::1%1"] {
             let [destination] = &parse(&[text.to_owned()]).unwrap()[..] else { panic!() };
-            assert_eq!(destination.resolve(None).unwrap().to_string(), "fe80::1%1");
+            assert_eq!(destination.resolve(None).unwrap().target.to_string(), "fe80::1%1");
             assert_eq!(destination.name().as_deref(), Some(text));
         }
     }
 
     #[test]
-    fn name_has_the_first_address_of_the_family() {
-        let [local] = &parse(&["localhost".to_owned()]).unwrap()[..] else { panic!() };
-        let target = local.resolve(Some(Family::V4)).unwrap();
-        assert_eq!(target.ip, IpAddr::from([127, 0, 0, 1]));
+    fn name_has_the_first_address_of_the_family_and_the_others_are_told() {
+        let [node] = &parse(&["node1".to_owned()]).unwrap()[..] else { panic!() };
+        let all = ["10.0.0.1:0", "[fd00::1]:0", "10.0.0.2:0"].map(|it| it.parse().unwrap());
+        let first = |family| node.first(all.to_vec(), family).unwrap();
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let found = first(None);
+        assert_eq!(found.target, ip("10.0.0.1").into());
+        assert_eq!(found.others, [ip("fd00::1"), ip("10.0.0.2")]);
+        let found = first(Some(Family::V6));
+        assert_eq!((found.target, found.others.len()), (ip("fd00::1").into(), 0));
+        let lack = node.first(vec![all[0]], Some(Family::V6)).unwrap_err();
+        assert_eq!(lack, "it has no IPv6 address");
+        let linked = |text: &str| node.first(vec![text.parse().unwrap()], None);
+        assert_eq!(linked("[fe80::1%4]:0").unwrap().target.scope, IfIndex::new(4));
+        assert!(linked("[fe80::1]:0").unwrap_err().contains("like node1%ib0"));
         // A label that no server is asked for, because it is too long.
         let [absent] = &parse(&["n".repeat(70)]).unwrap()[..] else { panic!() };
         assert!(absent.resolve(None).is_err());

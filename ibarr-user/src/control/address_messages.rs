@@ -129,6 +129,9 @@ pub struct Resolved {
     /// interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Other addresses of that host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_addresses: Vec<IpAddr>,
     /// The path to the GID (`--path`, `--verify`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<Box<PathAnswer>>,
@@ -139,7 +142,8 @@ pub struct Resolved {
 
 impl From<Answer> for Resolved {
     fn from(answer: Answer) -> Self {
-        Self { answer, name: None, path: None, mismatches: Vec::new() }
+        let (other_addresses, mismatches) = (Vec::new(), Vec::new());
+        Self { answer, name: None, other_addresses, path: None, mismatches }
     }
 }
 
@@ -232,6 +236,9 @@ pub struct Pinged {
     /// What the command line named, if that is not the address alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Other addresses of that host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_addresses: Vec<IpAddr>,
     /// The last GID that was answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<Text<Gid>>,

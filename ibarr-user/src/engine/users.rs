@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::ip2gid::Question;
+use ibarr_proto::ip2gid::{self, Question};
 use ibarr_proto::request::{Outcome, UserRequest};
 use ibarr_proto::resolver::{self, Event};
 use ibarr_proto::shares::User;
@@ -16,7 +16,9 @@ use super::asks::Asks;
 use super::pages::{Asked, Pages};
 use super::paths::PathAsks;
 use super::trace::Wanted;
-use crate::control::messages::{Body, Lookup, Request, Response, Target, Text};
+use crate::control::messages::{
+    Body, Failure, FailureKind, Lookup, Request, Response, Target, Text,
+};
 use crate::control::server::Ask;
 
 /// Requests without an answer yet.
@@ -34,7 +36,10 @@ impl Engine {
         let response: Response = match request {
             Request::Resolve { addresses, timeout_ms, lookup, each: _ } => {
                 let deadline = now + timeout_ms.map_or(Request::TIMEOUT, Duration::from);
-                let targets = addresses.into_iter().map(|Text(target)| target).collect();
+                let targets: Vec<_> = addresses.into_iter().map(|Text(target)| target).collect();
+                if let Err(failure) = self.check_scopes(&targets) {
+                    return drop(answer.send(failure.into()));
+                }
                 let requests = self.users.addresses.add(now, targets, answer, each);
                 return self.ask_addresses(now, user, requests, lookup, deadline);
             }
@@ -65,6 +70,17 @@ impl Engine {
         };
         // The caller may have disconnected.
         drop(answer.send(response));
+    }
+
+    /// Refuses a link-local address without its interface: each link has such an address.
+    fn check_scopes(&self, targets: &[Target]) -> Result<(), Failure> {
+        let lacks_scope = |it: &&Target| it.scope.is_none() && ip2gid::is_link_local(it.ip);
+        let Some(Target { ip, .. }) = targets.iter().find(lacks_scope) else { return Ok(()) };
+        let links = self.node.view().interfaces();
+        let choices: Vec<_> = links.map(|link| format!("{ip}%{}", link.name)).collect();
+        let choices = choices.join(", ");
+        let message = format!("{ip}: each link has this address, so name the interface: {choices}");
+        Err(Failure { kind: FailureKind::Usage, message })
     }
 
     fn ask_addresses(

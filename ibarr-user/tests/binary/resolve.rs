@@ -125,6 +125,27 @@ fn names_are_resolved_by_the_command_and_unknown_ones_named() {
     assert!(said.starts_with(&format!("node01  {OTHER}  peer  ")), "{said}");
     assert!(said.ends_with("  fd00:9::2\n"), "{said}");
 
+    // The first of several addresses counts, and the others are told.
+    let said = daemon.ask(&["resolve", "node01", "--json"]);
+    let answer = &json(&said)["answers"][0];
+    let both = [answer["ip"].as_str().unwrap(), answer["other-addresses"][0].as_str().unwrap()];
+    assert!(both.contains(&"10.9.0.2") && both.contains(&"fd00:9::2"), "{answer}");
+    let told = format!("ibarr: node01: {} is its first address", both[0]);
+    for command in [&["resolve", "node01"][..], &["ping", "node01", "--count", "1"]] {
+        let said = String::from_utf8(daemon.ask(command).stderr).unwrap();
+        assert!(said.starts_with(&told) && said.ends_with(&format!(": {}\n", both[1])), "{said}");
+    }
+    let said = daemon.ask(&["resolve", "node01", "-4"]);
+    assert_eq!(said.stderr, b"");
+
+    // A link-local address without its interface.
+    for command in [&["resolve", "fe80::1"][..], &["ping", "fe80::1"]] {
+        let said = daemon.ask(command);
+        assert_eq!(said.status.code(), Some(64));
+        let said = String::from_utf8(said.stderr).unwrap();
+        assert!(said.contains("name the interface: ") && said.contains("fe80::1%near"), "{said}");
+    }
+
     // Scoped: the queries leave by that interface.
     let said = daemon.ask(&["resolve", "10.9.0.2%near", "--json"]);
     let answer = &json(&said)["answers"][0];

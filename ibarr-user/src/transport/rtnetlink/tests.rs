@@ -151,8 +151,9 @@ fn recorded_routes_answer_their_questions() {
     assert_eq!(recorded.len(), expected.len());
     for ((asked, mut datagram), (question, route)) in recorded.into_iter().zip(expected) {
         assert_eq!(asked, question);
-        let target = question.split(' ').next().unwrap();
-        let question = Question::new(ip(target), None).unwrap();
+        let (target, egress) = question.split_once(" oif ").unwrap_or((question, "0"));
+        let question =
+            Question::new(ip(target), ibarr_common::IfIndex::new(egress.parse().unwrap())).unwrap();
         let mut lookups = Lookups::new(Arc::default());
         lookups.handle_question(Asked::Route(question.into()));
         let (seq, _) = lookups.poll_transmit().unwrap();
