@@ -19,5 +19,6 @@ pub mod metrics;
 pub mod preload;
 pub mod process;
 mod regular_file;
+mod spelling;
 pub mod sys;
 pub mod transport;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The one way to read a file that others have written. It never hangs: another kind of file may block its reader,
-//! have no end, or do something when it is opened, so it is refused by its kind.
+//! have no end, or do something when it is opened, so it is refused by its kind. /dev/null is an empty file.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use nix::libc;
@@ -70,7 +70,9 @@ pub(crate) fn text(path: &Path) -> Option<String> {
 }
 
 fn check(found: &Metadata) -> io::Result<()> {
-    let Some(kind) = other_kind(found) else { return Ok(()) };
+    // Operators name /dev/null for an empty file.
+    let is_null = found.file_type().is_char_device() && found.rdev() == libc::makedev(1, 3);
+    let Some(kind) = other_kind(found).filter(|_| !is_null) else { return Ok(()) };
     let message = format!("it is a {kind}, not a regular file; name one");
     Err(io::Error::new(ErrorKind::InvalidInput, message))
 }
@@ -125,6 +127,7 @@ mod tests {
         assert_eq!(read(&link, Link::Followed, 10).unwrap(), b" nine\nbyt\n");
         assert_eq!(text(&link).as_deref(), Some("nine\nbyt"));
         assert_eq!(read(&file, Link::Refused, 9).unwrap_err().kind(), ErrorKind::FileTooLarge);
+        assert_eq!(read(Path::new("/dev/null"), Link::Followed, 9).unwrap(), b"");
         let refused = read(&link, Link::Refused, 10).unwrap_err().to_string();
         assert_eq!(refused, "it is a symbolic link, not a regular file; name one");
     }

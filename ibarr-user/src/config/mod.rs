@@ -37,7 +37,6 @@ pub use self::acm::{Acm, Serve};
 pub use self::effective::{Effective, effective};
 pub use self::files::{Absent, gather, read_from};
 pub use self::metrics::Listen;
-pub(crate) use self::reader::are_near;
 pub use self::reader::{Mistake, Source};
 use self::reader::{Table, Value};
 

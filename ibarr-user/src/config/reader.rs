@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::spelling::are_near;
+
 /// A configuration file.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Source {
@@ -356,25 +358,6 @@ impl<'a> Value<'a> {
 /// Number of the line that has the byte `at`, from 1.
 pub(super) fn line_of(text: &str, at: usize) -> usize {
     1 + text.bytes().take(at).filter(|&byte| byte == b'\n').count()
-}
-
-/// Whether `typed` could be a typing error for `known`: equal except for `_`, case and two letters.
-pub(crate) fn are_near(known: &str, typed: &str) -> bool {
-    let typed = typed.to_lowercase().replace('_', "-");
-    edit_distance(known, &typed) <= 2
-}
-
-fn edit_distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, a) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, b) in b.chars().enumerate() {
-            let substituted = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[row.len() - 1]
 }
 
 /// A file's absolute path. An empty text means no file.

@@ -12,7 +12,7 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{EnvFilter, Registry, reload};
 
 use super::Log;
-use crate::config::are_near;
+use crate::spelling::are_near;
 
 /// The log filter: a level, or levels of parts of the program like `ibarr_proto=debug,info`.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
