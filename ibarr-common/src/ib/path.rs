@@ -162,7 +162,7 @@ impl Mtu {
         self.0
     }
 
-    /// The payload in bytes; `None` for an undefined code.
+    /// The payload in bytes; `None` for a code that is not known here, which may be a newer one.
     pub const fn bytes(self) -> Option<u16> {
         match self.0 {
             code @ 1..=5 => Some(128 << code),
@@ -186,8 +186,8 @@ impl Rate {
         self.0
     }
 
-    /// The rate in units of 0.5 Gbit/s, so that every rate is a whole number; `None` for an
-    /// undefined code.
+    /// The rate in units of 0.5 Gbit/s, so that every rate is a whole number; `None` for a code that is
+    /// not known here, which may be a newer one.
     pub const fn half_gigabits(self) -> Option<u16> {
         Some(match self.0 {
             2 => 5,
@@ -212,6 +212,7 @@ impl Rate {
             21 => 800,
             22 => 1200,
             23 => 1600,
+            25 => 3200,
             _ => return None,
         })
     }

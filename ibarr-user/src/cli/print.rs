@@ -234,8 +234,16 @@ pub(super) fn path_outcome(path: &PathAnswer) -> String {
 }
 
 pub(super) fn hops(hops: &PathHops) -> String {
-    let mtu = hops.mtu.map_or(String::new(), |mtu| format!(", MTU {mtu}"));
-    let rate = hops.gbit_s.map_or(String::new(), |rate| format!(", {rate} Gbit/s"));
+    let mtu = match (hops.mtu, hops.mtu_code) {
+        (Some(mtu), _) => format!(", MTU {mtu}"),
+        (None, Some(code)) => format!(", MTU code {code}"),
+        (None, None) => String::new(),
+    };
+    let rate = match (hops.gbit_s, hops.rate_code) {
+        (Some(rate), _) => format!(", {rate} Gbit/s"),
+        (None, Some(code)) => format!(", rate code {code}"),
+        (None, None) => String::new(),
+    };
     let router = match hops.hop_limit {
         0 | 1 => String::new(),
         limit => format!(", routed (hop limit {limit})"),
@@ -555,12 +563,35 @@ fn rows(widths: &mut Vec<usize>, rows: impl Iterator<Item = Vec<String>>) {
 
 #[cfg(test)]
 mod tests {
+    use ibarr_common::ib::{FlowLabel, PKey, Sl};
+
     use super::*;
+    use crate::control::messages::Text;
 
     #[test]
     fn paged_json_equals_the_document() {
         let empty = Response::from(Body::Paths { paths: Vec::new(), next: None });
         let parts = format!("{}{}", JSON_PATHS.0, JSON_PATHS.1);
         assert_eq!(serde_json::to_string(&empty).unwrap(), parts);
+    }
+
+    #[test]
+    fn code_of_unknown_meaning_is_shown_as_a_number() {
+        let hops = PathHops {
+            slid: Number(Lid::new(8).unwrap()),
+            dlid: Number(Lid::new(1).unwrap()),
+            hop_limit: 0,
+            flow_label: Number(FlowLabel::default()),
+            tclass: 0,
+            sl: Number(Sl::default()),
+            mtu: None,
+            mtu_code: Some(6),
+            gbit_s: None,
+            rate_code: Some(26),
+            pkey: Text(PKey::DEFAULT),
+            reversible: true,
+        };
+        let shown = "LID 8 to 1, SL 0, P_Key 0xffff, MTU code 6, rate code 26";
+        assert_eq!(super::hops(&hops), shown);
     }
 }

@@ -127,9 +127,15 @@ pub struct PathHops {
     /// MTU in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
+    /// The code of the MTU instead, if its meaning is not known here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu_code: Option<u8>,
     /// Rate in Gbit/s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbit_s: Option<f64>,
+    /// The code of the rate instead, if its meaning is not known here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_code: Option<u8>,
     /// P_Key in hexadecimal.
     pub pkey: Text<PKey>,
     /// Whether the path also leads back.

@@ -349,6 +349,7 @@ pub(super) fn told_path(
 
 fn hops(record: &PathRecord) -> Option<PathHops> {
     let fields = Fields::parse(record).ok()?;
+    let (mtu, half_gigabits) = (fields.mtu.bytes(), fields.rate.half_gigabits());
     Some(PathHops {
         slid: Number(fields.slid),
         dlid: Number(fields.dlid),
@@ -356,8 +357,10 @@ fn hops(record: &PathRecord) -> Option<PathHops> {
         flow_label: Number(fields.flow_label),
         tclass: fields.tclass,
         sl: Number(fields.sl),
-        mtu: fields.mtu.bytes(),
-        gbit_s: fields.rate.half_gigabits().map(|half| f64::from(half) / 2.0),
+        mtu,
+        mtu_code: mtu.is_none().then_some(fields.mtu.get()),
+        gbit_s: half_gigabits.map(|half| f64::from(half) / 2.0),
+        rate_code: half_gigabits.is_none().then_some(fields.rate.get()),
         pkey: Text(fields.pkey),
         reversible: fields.reversible,
     })

@@ -151,16 +151,17 @@ fn row(text: &str) -> Result<Option<Row>, &'static str> {
         "UNREACHABLE" => return Ok(None),
         sl => small(sl).and_then(Sl::new).ok_or("the SL must be from 0 to 15")?,
     };
-    let mtu = small(part()?).map(Mtu::from_low_bits).filter(|mtu| mtu.bytes().is_some());
-    let rate = small(part()?).map(Rate::from_low_bits).filter(|it| it.half_gigabits().is_some());
+    // Codes that are not known here may be newer ones: they are passed on.
+    let mtu = small(part()?).filter(|code| *code >= 1).map(Mtu::from_low_bits);
+    let rate = small(part()?).filter(|code| *code >= 2).map(Rate::from_low_bits);
     if parts.next().is_some() {
         return Err(FORMAT);
     }
     Ok(Some(Row {
         dlid,
         sl,
-        mtu: mtu.ok_or("the MTU must be a code from 1 to 5")?,
-        rate: rate.ok_or("the rate must be a code from 2 to 23")?,
+        mtu: mtu.ok_or("the MTU must be a code from 1 to 63")?,
+        rate: rate.ok_or("the rate must be a code from 2 to 63")?,
     }))
 }
 
@@ -242,7 +243,7 @@ mod tests {
                 let fields = Fields::parse(&path.record).unwrap();
                 let Identity { gid, lid, .. } = wanted.ports[0].identity;
                 prop_assert_eq!((fields.sgid, fields.slid), (gid, lid));
-                prop_assert!(fields.mtu.bytes().is_some() && path.life > 0);
+                prop_assert!(fields.mtu.get() > 0 && fields.rate.get() > 1 && path.life > 0);
             }
         }
     }
@@ -315,8 +316,21 @@ Channel Adapter 0x0002c90300000301, base LID 7, \"node2\", port 1
     }
 
     #[test]
+    fn codes_newer_than_the_table_are_passed_on() {
+        let text = DUMP.replace("5   : 7   ", "5   : 25  ").replace("4   : 22  ", "6   : 63  ");
+        let (snapshot, problems) = read(&text, &wanted());
+        assert_eq!(problems, [""; 0]);
+        let codes = |path: &KeptPath| {
+            let Fields { mtu, rate, .. } = Fields::parse(&path.record).unwrap();
+            (mtu.get(), rate.get(), rate.half_gigabits())
+        };
+        let codes: Vec<_> = snapshot.paths.iter().map(codes).collect();
+        assert_eq!(codes, [(4, 3, Some(20)), (5, 25, Some(3_200)), (6, 63, None)]);
+    }
+
+    #[test]
     fn every_bad_line_is_named_and_the_others_are_used() {
-        let rows = "0x0001 : 16 : 4 : 3\n0x0001 : 0 : 6 : 3\n0x0001 : 0 : 4 : 99\n0xc001 : 0 : 4 : 3\n\
+        let rows = "0x0001 : 16 : 4 : 3\n0x0001 : 0 : 0 : 3\n0x0001 : 0 : 4 : 99\n0xc001 : 0 : 4 : 3\n\
                     0x0001 : 0 : 4\nnonsense\n0x0009 : 0 : 4 : 3\n";
         let text = format!("0x0001 : 0 : 4 : 3\nRouter 5, no LID\n{DUMP}")
             .replace("0x0008 : UNREACHABLE\n", rows);
@@ -326,8 +340,8 @@ Channel Adapter 0x0002c90300000301, base LID 7, \"node2\", port 1
             "dump:1: it is below no usable heading",
             "dump:2: write a kind of node, its GUID, \"base LID\" and a LID from 1 to 49151",
             "dump:8: the SL must be from 0 to 15",
-            "dump:9: the MTU must be a code from 1 to 5",
-            "dump:10: the rate must be a code from 2 to 23",
+            "dump:9: the MTU must be a code from 1 to 63",
+            "dump:10: the rate must be a code from 2 to 63",
             "dump:11: it must begin with a LID from 1 to 49151",
             "dump:12: write LID : SL : MTU : RATE, or LID : UNREACHABLE",
             "dump:13: it must begin with a LID from 1 to 49151",

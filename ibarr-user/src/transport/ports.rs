@@ -298,7 +298,8 @@ fn device(port: &Path) -> Device {
     Device { guid: guid.map(Guid::new), ports: u8::try_from(count).unwrap_or(u8::MAX) }
 }
 
-/// Reads a rate as the kernel writes it: `2.5 Gb/sec (1X SDR)`.
+/// Reads a rate as the kernel writes it: `2.5 Gb/sec (1X SDR)`. The text names no code: a link of a rate that is not
+/// known here has the next lower one, because a path may be slower than its link.
 fn rate(text: &str) -> Option<Rate> {
     let (number, _) = text.split_once(' ')?;
     let (whole, half) = match number.split_once('.') {
@@ -306,9 +307,10 @@ fn rate(text: &str) -> Option<Rate> {
         None => (number, false),
     };
     let half_gigabits = whole.parse::<u16>().ok()?.checked_mul(2)? + u16::from(half);
-    (0..=u8::MAX >> 2)
-        .map(Rate::from_low_bits)
-        .find(|rate| rate.half_gigabits() == Some(half_gigabits))
+    let known = (0..=u8::MAX >> 2).map(Rate::from_low_bits);
+    known
+        .filter(|rate| rate.half_gigabits().is_some_and(|known| known <= half_gigabits))
+        .max_by_key(|rate| rate.half_gigabits())
 }
 
 /// The entries of a directory whose name parses as a `T`.
@@ -412,6 +414,15 @@ mod tests {
         sys.write("class/infiniband/mlx5_1/ports/1/lid", "0xffff");
         let down = port("mlx5_1", 1).unwrap();
         assert_eq!((down.is_active, down.sm_lid, down.lid), (false, None, None));
+    }
+
+    #[test]
+    fn rate_that_no_code_is_known_for_is_the_next_lower_one() {
+        let code = |text| rate(text).map(Rate::get);
+        assert_eq!(code("2.5 Gb/sec (1X SDR)"), Some(2));
+        assert_eq!(code("1600 Gb/sec (8X XDR)"), Some(25));
+        assert_eq!(code("3200 Gb/sec (8X GDR)"), Some(25));
+        assert_eq!([code("0 Gb/sec"), code("1600")], [None; 2]);
     }
 
     #[test]
