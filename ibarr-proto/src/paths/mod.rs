@@ -274,8 +274,9 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let flight = if is_under_way {
             self.counters.count(Counter::Joined);
             let flight = self.by_key.get(&key).copied();
-            if let Some(flight) = flight.filter(|_| request.rank == Rank::Kernel) {
-                self.client.handle_input(self.now, sa::Input::Raise(flight));
+            if let Some(id) = flight {
+                let Request { rank, deadline, .. } = request;
+                self.client.handle_input(self.now, sa::Input::Join { id, rank, deadline });
             }
             flight
         } else {
@@ -616,6 +617,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
 
     /// Handles the answers of the SA client.
     fn settle(&mut self) {
+        while self.client.poll_overdue().is_some() {}
         while let Some(sa::Answered { id, outcome }) = self.client.poll_event() {
             if let Some(port) = self.infos.remove(&id) {
                 self.note_info(port, outcome);

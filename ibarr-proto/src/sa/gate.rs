@@ -2,9 +2,10 @@
 
 //! The gate of an SA: whether it answers at all.
 //!
-//! While the gate is *shut*, new questions are answered at once: the SA is silent, or only answers
-//! that it is busy. One MAD at a time probes the SA, with growing pauses, and the first answer
-//! opens the gate.
+//! While the gate is *shut*, the SA is silent, or only answers that it is busy. One MAD at a time
+//! probes the SA, with growing pauses, and the first answer opens the gate. A question of the kernel
+//! waits for that, and its caller not for long: meanwhile the pauses are short. Other questions end
+//! at once.
 //!
 //! A lost MAD, or a question that an SA never answers, must not shut the gate. So after the first
 //! lost MAD the SA is asked a second question, the *witness*: the last question that it answered,
@@ -31,6 +32,10 @@ const VAIN: u32 = 3;
 /// time.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// Time between two probes while a question of the kernel waits. A kernel that asks by itself sends a
+/// MAD every 200 ms for each of its callers, and does not wait as long as we do.
+pub(super) const SHORT_PAUSE: Duration = Duration::from_millis(400);
+
 /// The gate of the SA of one port.
 #[derive(Debug)]
 pub(super) struct Gate {
@@ -44,7 +49,9 @@ pub(super) struct Gate {
     answered: Option<Question>,
     /// The last question, even if it was not sent.
     newest: Option<Question>,
-    probes: u32,
+    /// Whether the next probe is the witness; alternately with the newest question, because the SA
+    /// may be unable to answer one of them.
+    witness_is_next: bool,
 }
 
 /// Unanswered MADs since the last answer.
@@ -69,6 +76,8 @@ pub struct Shut {
 
 #[derive(Clone, Copy, Debug)]
 struct Probing {
+    /// When the last probe left.
+    from: Instant,
     at: Instant,
     pause: Duration,
 }
@@ -83,23 +92,30 @@ impl Gate {
             probing: None,
             answered: None,
             newest: None,
-            probes: 0,
+            witness_is_next: true,
         }
     }
 
     /// The same, after an SA that was silent: it is probed at `at`.
     pub(super) fn unproven(now: Instant, at: Instant, config: &Config) -> Self {
         let pause = config.longest_patience();
-        Self { probing: Some(Probing { at, pause }), ..Self::new(now) }
+        Self { probing: Some(Probing { from: now, at, pause }), ..Self::new(now) }
     }
 
     pub(super) fn shut(&self) -> Option<&Shut> {
         self.shut.as_ref()
     }
 
-    /// When the next probe leaves, if the SA is probed.
-    pub(super) fn probe_at(&self) -> Option<Instant> {
-        self.probing.map(|probing| probing.at)
+    /// When the next probe leaves, if the SA is probed; whether the kernel waits for it.
+    pub(super) fn probe_at(&self, kernel_waits: bool) -> Option<Instant> {
+        let Probing { from, at, .. } = self.probing?;
+        let is_hurried = kernel_waits && self.shut.is_some();
+        Some(if is_hurried { at.min(from + SHORT_PAUSE) } else { at })
+    }
+
+    /// Whether nothing was heard of the SA since then, not even that it is busy.
+    pub(super) fn is_silent_since(&self, then: Instant) -> bool {
+        !self.has_answered_since(then) && !self.vain.is_some_and(|vain| vain.busy)
     }
 
     /// Whether the SA has answered anything, or appeared, since then.
@@ -120,12 +136,15 @@ impl Gate {
         answered.unwrap_or(Question::ClassPortInfo)
     }
 
-    /// The next probe: the witness and the newest question alternately, because the SA may be
-    /// unable to answer one of them.
-    pub(super) fn probe(&mut self) -> Question {
-        self.probes = self.probes.wrapping_add(1);
+    /// Whether the next probe of a shut SA is the witness, although questions wait.
+    pub(super) fn wants_witness(&self) -> bool {
+        self.shut.is_some() && self.witness_is_next
+    }
+
+    /// The next probe, if no question waits.
+    pub(super) fn probe(&self) -> Question {
         let witness = self.witness(None);
-        if self.probes.is_multiple_of(2) { self.newest.unwrap_or(witness) } else { witness }
+        if self.witness_is_next { witness } else { self.newest.unwrap_or(witness) }
     }
 
     /// The SA has answered, with anything but BUSY. Returns whether the gate was shut.
@@ -160,16 +179,17 @@ impl Gate {
             return false;
         }
         let pause = config.longest_patience();
-        self.probing = Some(Probing { at: now + spread(pause, rng), pause });
+        self.probing = Some(Probing { from: now, at: now + spread(pause, rng), pause });
         self.shut = Some(Shut { busy, since });
         true
     }
 
     /// A probe leaves.
     pub(super) fn probed(&mut self, now: Instant, rng: &mut impl Rng) {
-        if let Some(Probing { at, pause }) = &mut self.probing {
+        if let Some(Probing { from, at, pause }) = &mut self.probing {
             *pause = (*pause * 2).min(LONGEST_PAUSE);
-            *at = now + spread(*pause, rng);
+            (*from, *at) = (now, now + spread(*pause, rng));
+            self.witness_is_next = !self.witness_is_next;
         }
     }
 

@@ -18,9 +18,11 @@
 //! left. Otherwise an SA that cannot keep up would only answer questions whose callers have stopped
 //! waiting.
 //!
-//! The client recognizes an SA that is silent, or only answers that it is busy (`gate`): it then
-//! answers new questions at once with that result. Questions that already wait continue to wait,
-//! serve as probes, and are asked as usual when the SA answers anything.
+//! The client recognizes an SA that is silent, or only answers that it is busy (`gate`): new questions
+//! of others than the kernel then end at once with that result. Those of the kernel, and others that
+//! already wait, continue to wait, serve as probes, and are asked as usual when the SA answers anything.
+//! A question whose MAD was lost while nothing was heard of the SA is *overdue*: the caller may have
+//! another way.
 //!
 //! This file is long because each step of a question changes lane, flight and MAD together.
 
@@ -68,12 +70,16 @@ pub struct Client<R> {
     losses: Timers<Transaction>,
     deadlines: Timers<QuestionId>,
     answered: VecDeque<Answered>,
+    overdue: VecDeque<QuestionId>,
     tallies: BTreeMap<PortIndex, Tally>,
     counters: Counters<Counter>,
 }
 
 /// The client's own questions have numbers from here on; no caller uses these.
 const OWN: u64 = 1 << 63;
+
+/// Maximum number of MADs of a flight whose late answers count. Its last one alone may be in the air.
+const MOST_REMEMBERED: usize = 16;
 
 /// A port that has an SA.
 #[derive(Debug)]
@@ -123,10 +129,12 @@ struct Flight {
     deadline: Instant,
     /// Its last MAD, unless the flight waits for its turn.
     in_air: Option<Transaction>,
-    /// All its MADs.
+    /// Its last MADs.
     sent: Vec<Transaction>,
     /// Number of lost MADs.
     lost: u32,
+    /// When the last lost one was sent.
+    lost_since: Option<Instant>,
     /// The reason of the next send, and its counter.
     next: Counter,
 }
@@ -147,6 +155,7 @@ impl<R: Rng> Client<R> {
             losses: Timers::default(),
             deadlines: Timers::default(),
             answered: VecDeque::new(),
+            overdue: VecDeque::new(),
             tallies: BTreeMap::new(),
             counters: Counters::default(),
         }
@@ -164,7 +173,7 @@ impl<R: Rng> Client<R> {
             Input::Sa { port, sa } => self.set_sa(port, sa),
             Input::MayBeBack { port } => self.may_be_back(port),
             Input::Ask(ask) => self.ask(ask),
-            Input::Raise(id) => self.raise(id),
+            Input::Join { id, rank, deadline } => self.join(id, rank, deadline),
             Input::Mad { port, from, mad } => self.handle_mad(port, from, mad),
             Input::Unanswered => self.counters.count(Counter::Unanswered),
             Input::NotSent => self.counters.count(Counter::NotSent),
@@ -179,7 +188,9 @@ impl<R: Rng> Client<R> {
             return self.answered.push_back(Answered { id, outcome: Outcome::NoSa });
         };
         lane.gate.asked(question);
-        if let Some(shut) = lane.gate.shut() {
+        let is_kernels = rank == Rank::Kernel && matches!(question, Question::Path(_));
+        let waits = is_kernels && lane.flights < self.config.patient;
+        if let Some(shut) = lane.gate.shut().filter(|_| !waits) {
             self.counters.count(Counter::AtOnce);
             let (outcome, counter) = if shut.busy {
                 (Outcome::Busy, Counter::Busy)
@@ -197,10 +208,12 @@ impl<R: Rng> Client<R> {
         self.take_off(id, port, question, rank, deadline);
     }
 
-    fn raise(&mut self, id: QuestionId) {
+    fn join(&mut self, id: QuestionId, rank: Rank, deadline: Instant) {
         let Some(flight) = self.flights.get_mut(&id) else { return };
         let before = flight.turn(id);
-        flight.rank = Rank::Kernel;
+        flight.rank = flight.rank.min(rank);
+        flight.deadline = flight.deadline.max(deadline);
+        self.deadlines.set(id, Some(flight.deadline));
         if let Some(lane) = self.lanes.get_mut(&flight.port)
             && lane.turns.remove(&before)
         {
@@ -268,6 +281,7 @@ impl<R: Rng> Client<R> {
             in_air: None,
             sent: Vec::new(),
             lost: 0,
+            lost_since: None,
             next: Counter::Queries,
         };
         if let Some(lane) = self.lanes.get_mut(&port) {
@@ -364,8 +378,8 @@ impl<R: Rng> Client<R> {
             self.expire(id);
         }
         let ready = |lane: &Lane| {
-            let is_due = lane.gate.probe_at().is_some_and(|at| at <= self.now);
-            is_due && lane.turns.is_empty()
+            let is_due = lane.probe_at().is_some_and(|at| at <= self.now);
+            is_due && (lane.turns.is_empty() || lane.gate.wants_witness())
         };
         let to_probe: Vec<_> =
             self.lanes.iter().filter(|(_, lane)| ready(lane)).map(|(port, _)| *port).collect();
@@ -380,7 +394,7 @@ impl<R: Rng> Client<R> {
     /// When to call [`Self::handle_timeout`] next, and poll again.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let held = |lane: &Lane| {
-            let probe_at = lane.gate.probe_at().map(|at| at.max(lane.holds_until));
+            let probe_at = lane.probe_at().map(|at| at.max(lane.holds_until));
             let has_turns = !lane.turns.is_empty() && lane.gate.shut().is_none();
             let turn_at = has_turns.then_some(lane.holds_until);
             probe_at.into_iter().chain(turn_at).filter(|&at| at > self.now).min()
@@ -392,7 +406,7 @@ impl<R: Rng> Client<R> {
     /// The next MAD to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let is_ready = |lane: &Lane| {
-            let is_shut = lane.gate.shut().is_some() && lane.gate.probe_at() > Some(self.now);
+            let is_shut = lane.gate.shut().is_some() && lane.probe_at() > Some(self.now);
             let has_room = |turn: &Turn| lane.window.has_room(turn.rank);
             lane.holds_until <= self.now && !is_shut && lane.turns.first().is_some_and(has_room)
         };
@@ -420,10 +434,18 @@ impl<R: Rng> Client<R> {
             in_air: true,
         };
         self.mads.insert(transaction, sent);
-        let patience = self.config.patience_after(flight.lost.max(lane.window.lost()));
+        // A probe is one of many: the next one need not wait for it, and a late answer counts as well.
+        let losses = match lane.gate.shut() {
+            Some(_) => 0,
+            None => flight.lost.max(lane.window.lost()),
+        };
+        let patience = self.config.patience_after(losses);
         let slack = random(patience / 3, &mut self.rng);
         let lost_at = self.now + (patience * 5 / 6).saturating_add(slack);
         self.losses.set(transaction, Some(lost_at));
+        if flight.sent.len() == MOST_REMEMBERED {
+            self.mads.remove(&flight.sent.remove(0));
+        }
         flight.sent.push(transaction);
         flight.in_air = Some(transaction);
         let again = if sent.is_own { Counter::Probes } else { Counter::Resends };
@@ -438,6 +460,31 @@ impl<R: Rng> Client<R> {
     /// The next answer.
     pub fn poll_event(&mut self) -> Option<Answered> {
         self.answered.pop_front()
+    }
+
+    /// The next question that may be overdue, see [`Self::is_overdue`].
+    pub fn poll_overdue(&mut self) -> Option<QuestionId> {
+        self.overdue.pop_front()
+    }
+
+    /// Whether the SA has said that it is busy, instead of an answer to this question.
+    pub fn is_busy(&self, question: QuestionId) -> bool {
+        let Some(flight) = self.flights.get(&question) else { return false };
+        match self.lanes.get(&flight.port).and_then(|lane| lane.gate.shut()) {
+            Some(shut) => shut.busy,
+            None => flight.next == Counter::ResendsBusy,
+        }
+    }
+
+    /// Whether the SA shows no sign of life: it is known to be silent, or a MAD of this question was lost,
+    /// and nothing was heard of the SA since it was sent.
+    pub fn is_overdue(&self, question: QuestionId) -> bool {
+        let Some(flight) = self.flights.get(&question) else { return false };
+        let gate = self.lanes.get(&flight.port).map(|lane| &lane.gate);
+        gate.is_some_and(|gate| match gate.shut() {
+            Some(shut) => !shut.busy,
+            None => flight.lost_since.is_some_and(|then| gate.is_silent_since(then)),
+        })
     }
 
     /// The counters.
@@ -475,8 +522,8 @@ impl<R: Rng> Client<R> {
         if flight.sent.is_empty() && id.0 <= OWN {
             self.counters.count(Counter::NeverSent);
         }
-        let is_busy = flight.next == Counter::ResendsBusy;
         let port = flight.port;
+        let is_busy = self.is_busy(id);
         self.end(id, if is_busy { Outcome::Busy } else { Outcome::Silent });
         self.judge(port);
     }
@@ -490,10 +537,14 @@ impl<R: Rng> Client<R> {
         }
         if let Some(flight) = self.flights.get_mut(&sent.id) {
             flight.lost += 1;
+            flight.lost_since = Some(sent.at);
         }
         self.try_again(transaction);
         if !sent.was_busy {
             self.miss(sent, false);
+        }
+        if !sent.is_own {
+            self.overdue.push_back(sent.id);
         }
     }
 
@@ -564,7 +615,10 @@ impl<R: Rng> Client<R> {
             return None;
         }
         flight.in_air = None;
-        if let Some(lane) = self.lanes.get_mut(&port) {
+        // While the gate is shut, the next probe is a question that waits, or a new one of our own.
+        if let Some(lane) = self.lanes.get_mut(&port)
+            && (id.0 <= OWN || lane.gate.shut().is_none())
+        {
             lane.turns.insert(flight.turn(id));
         }
         Some(flight)
@@ -619,6 +673,15 @@ impl<R: Rng> Client<R> {
         }
         self.mads.retain(|_, sent| sent.port != port);
         self.lanes.remove(&port);
+    }
+}
+
+impl Lane {
+    /// When the next probe leaves, if the SA is probed.
+    fn probe_at(&self) -> Option<Instant> {
+        // At most one turn is of our own.
+        let is_kernels = |turn: &Turn| turn.rank == Rank::Kernel && turn.id.0.0 <= OWN;
+        self.gate.probe_at(self.turns.iter().take(2).any(is_kernels))
     }
 }
 

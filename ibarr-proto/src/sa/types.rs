@@ -19,6 +19,9 @@ pub struct Config {
     pub outstanding: u32,
     /// Maximum number of questions held for one port. Further ones are refused at once.
     pub flights: usize,
+    /// Maximum number of questions held for one port while its SA is known to be silent or busy, of the kernel alone.
+    /// Further ones end at once.
+    pub patient: usize,
     /// How long to wait for an answer before the question is sent again. Doubled with each loss of
     /// the question, or each successive loss of its SA, so that a slow SA gets more time; but only
     /// twice, because with a window of one no other question can be sent meanwhile. Varied by a
@@ -30,11 +33,12 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// The kernel waits for 2 s before it asks the SA itself: this leaves time for three tries.
+    /// The kernel waits for 3 s before it asks the SA itself: this leaves time for three tries.
     fn default() -> Self {
         Self {
             outstanding: 64,
             flights: 16_384,
+            patient: 1_024,
             patience: Duration::from_millis(300),
             start_spread: Duration::from_millis(500),
         }
@@ -74,8 +78,15 @@ pub enum Input<'a> {
     },
     /// A caller asks. One [`poll_event`](super::Client::poll_event) follows, at the latest at the deadline.
     Ask(Ask),
-    /// The kernel now waits for a question that was asked for another caller.
-    Raise(QuestionId),
+    /// Another caller waits for a question.
+    Join {
+        /// The question.
+        id: QuestionId,
+        /// The priority of this caller.
+        rank: Rank,
+        /// When this caller stops waiting.
+        deadline: Instant,
+    },
     /// A MAD arrived at our agent. It counts as an answer only if it comes from the LID that its
     /// question went to, wherever the SA is by now: an answer of the last SA shortly after a move
     /// counts, an answer of any other port of the subnet does not.
@@ -221,7 +232,7 @@ crate::counters! {
         NeverSent = error("never-sent"),
         /// MADs sent to find out whether an SA answers at all.
         Probes = normal("probes"),
-        /// Questions answered at once because the SA was known to be silent or busy.
+        /// Questions that ended at once because the SA was known to be silent or busy.
         AtOnce = error("at-once"),
         /// Times that an SA was recognized as silent or busy.
         Shut = error("shut"),
