@@ -190,7 +190,7 @@ impl World {
         if self.sent.len() > 64 {
             self.sent.drain(..32);
         }
-        while let Some(Answered { id, outcome }) = self.core.poll_event() {
+        while let Some(Answered { id, outcome, .. }) = self.core.poll_event() {
             let (question, _) = self.waiting.remove(&id).expect("answered once");
             if let Outcome::Found { record, .. } = outcome {
                 assert_eq!(record.octets()[8..24], question.dgid.octets());

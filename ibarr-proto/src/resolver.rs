@@ -29,7 +29,7 @@ use crate::ip2gid::Question;
 use crate::ip2gid::client::{self, Client, SocketEvent};
 use crate::ip2gid::server::Local;
 use crate::local_service::{self, LocalService};
-use crate::paths::{self, Lack, Paths, PortName, Sought};
+use crate::paths::{self, Paths, PortName, Sought};
 use crate::request::{FlightId, Outcome, PathFlightId, RequestId, Source, UserRequest};
 use crate::sa::{PortIndex, Rank};
 use crate::shares::{self, Limits, Shares, User};
@@ -453,7 +453,7 @@ impl Resolver {
                     cores.trace.dropped(now, question, asked_at, why);
                 }
                 local_service::Event::PathOverloaded { seq, port } => {
-                    let may = cores.paths.may_fall_back(now, &port, Lack::OfRoom);
+                    let may = cores.paths.may_fall_back(now, &port);
                     cores.local_service.path_overloaded(now, seq, may);
                 }
                 local_service::Event::PathWanted { flight, request, deadline } => {
@@ -521,15 +521,13 @@ impl Resolver {
 
     /// Passes answers to the requests that wait for them.
     fn settle(&mut self, cores: &mut Cores<impl Random>, now: Instant) {
-        while let Some(paths::Answered { id, outcome }) = cores.paths.poll_event() {
+        while let Some(paths::Answered { id, outcome, is_left_to_kernel }) =
+            cores.paths.poll_event()
+        {
             match id {
                 RequestId::User(id) => self.answer_users_path(cores, now, id, outcome),
                 RequestId::Kernel(flight) => {
-                    let port = cores.local_service.falls_back(flight, &outcome);
-                    let lack = Lack::of(&outcome);
-                    let may = port.is_none_or(|port| cores.paths.may_fall_back(now, &port, lack));
-                    let is_left_to_kernel =
-                        cores.local_service.path_answered(now, flight, &outcome, may);
+                    cores.local_service.path_answered(now, flight, &outcome, is_left_to_kernel);
                     let traced = trace::Outcome::Path { outcome, is_left_to_kernel };
                     cores.trace.answered(now, Id::Path(RequestId::Kernel(flight)), traced);
                 }

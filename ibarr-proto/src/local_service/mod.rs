@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{
-    Answer, Emitted, Error, Kind, Message, Paths, PortId, Request, ResolveIp, ResolvePath, Seq,
+    Answer, Emitted, Error, Kind, Message, PathUse, PortId, Request, ResolveIp, ResolvePath, Seq,
     SetTimeout, Timeout, messages,
 };
 
@@ -52,7 +52,7 @@ use crate::request::{FlightId, Outcome, PathFlightId, Source};
 
 pub use types::{
     Config, Counter, DEADLINE, Event, FOLLOW_UPS, Input, LATELY, Limits, Load, MAX_NUDGES, MEMORY,
-    NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, NoPath, Nudge, Nudged, OVERRUN_PAUSE,
+    NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, Nudge, Nudged, OVERRUN_PAUSE,
     REPEAT_AFTER, RETRY, Sender, Took, Transmit,
 };
 
@@ -195,48 +195,29 @@ impl LocalService {
         self.requests.rest(seq, rest_as, until);
     }
 
-    /// The port at whose SA the kernel would ask if it got this outcome.
-    pub fn falls_back(
-        &self,
-        flight: PathFlightId,
-        outcome: &crate::paths::Outcome,
-    ) -> Option<PortName> {
-        let waiting = self.path_requests.get(flight)?;
-        paths::falls_back(self.config, outcome).then_some(waiting.port)
-    }
-
-    /// The resolver has finished its search for a path. If not `may`, the kernel must not ask the
-    /// SA itself. Returns whether it is told to.
+    /// The resolver has finished its search for a path; whether the request is `left` to the kernel, which then asks
+    /// the SA.
     pub fn path_answered(
         &mut self,
         now: Instant,
         flight: PathFlightId,
         outcome: &crate::paths::Outcome,
-        may: bool,
-    ) -> bool {
+        left: bool,
+    ) {
         self.advance(now);
-        let Some(waiting) = self.path_requests.take(flight) else { return false };
+        let Some(waiting) = self.path_requests.take(flight) else { return };
         let Waiting { seq, path_use, asked_at, .. } = waiting;
         self.took.paths.add(self.now.since(asked_at));
-        let (answer, counter) = if !may && paths::falls_back(self.config, outcome) {
-            (Answer::Paths(Paths::NONE), Counter::PathsSpared)
-        } else {
-            paths::answer(self.config, path_use, outcome)
-        };
+        let (answer, counter) = paths::answer(path_use, outcome, left);
         self.counters.count(counter);
         self.answer_path(seq, answer);
-        answer == Answer::Error
     }
 
-    /// Answers the request of [`Event::PathOverloaded`]: the kernel asks the SA itself only if it
-    /// `may`.
-    pub fn path_overloaded(&mut self, now: Instant, seq: Seq, may: bool) {
+    /// Answers the request of [`Event::PathOverloaded`].
+    pub fn path_overloaded(&mut self, now: Instant, seq: Seq, left: bool) {
         self.advance(now);
-        let (answer, counter) = if may {
-            (Answer::Error, Counter::PathsOverloaded)
-        } else {
-            (Answer::Paths(Paths::NONE), Counter::PathsSpared)
-        };
+        let (answer, counter) =
+            paths::answer(PathUse::All, &crate::paths::Outcome::Overloaded, left);
         self.counters.count(counter);
         self.answer_path(seq, answer);
     }

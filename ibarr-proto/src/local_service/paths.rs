@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{Answer, PathUse, Paths, ResolvePath, Seq};
 
-use super::types::{Config, Counter, NoPath};
-use crate::paths::{Outcome, PortName, records};
+use super::types::Counter;
+use crate::paths::{Outcome, records};
 use crate::request::PathFlightId;
 
 /// Waiting requests, by their own number and by the kernel's.
@@ -25,7 +25,6 @@ pub(super) struct PathRequests {
 pub(super) struct Waiting {
     pub(super) seq: Seq,
     pub(super) path_use: PathUse,
-    pub(super) port: PortName,
     pub(super) asked_at: Instant,
 }
 
@@ -56,15 +55,10 @@ impl PathRequests {
         }
         let flight = PathFlightId(self.next);
         self.next += 1;
-        let port = PortName { device: request.device, port: request.port };
-        let waiting = Waiting { seq, path_use: request.path_use, port, asked_at };
+        let waiting = Waiting { seq, path_use: request.path_use, asked_at };
         self.by_flight.insert(flight, waiting);
         self.flights.insert(seq, flight);
         Some(flight)
-    }
-
-    pub(super) fn get(&self, flight: PathFlightId) -> Option<&Waiting> {
-        self.by_flight.get(&flight)
     }
 
     pub(super) fn take(&mut self, flight: PathFlightId) -> Option<Waiting> {
@@ -81,40 +75,22 @@ impl PathRequests {
     }
 }
 
-/// Whether the kernel should ask the SA itself after this outcome, unless it has already done so
-/// too often: the SA had no answer, or was not asked.
-pub(super) fn falls_back(config: Config, outcome: &Outcome) -> bool {
-    match outcome {
-        Outcome::Silent | Outcome::Busy => config.on_sa_silent == NoPath::Fallback,
-        Outcome::Overloaded => true,
-        _ => false,
-    }
-}
-
-/// The answer to the kernel for an outcome, and its counter.
-///
-/// An answer without a path fails the caller with -EIO, where the kernel without a daemon returns
-/// -EINVAL. No answer gives -EINVAL on every kernel. `ib_nl_process_good_resolve_rsp` of sa_query.c
-/// passes on -EIO or 0; `recv_handler` there turns a MAD of the SA with an error status into
-/// -EINVAL. Since 6.3 `cma_query_handler` of cma.c returns -EINVAL for a record with only
-/// `IB_PATH_PRIMARY`; 6.1 and 6.2 treat that as success without a path, and the daemon cannot tell
-/// these kernels apart. -EINVAL therefore costs the SA a query: [`NoPath::Fallback`].
-pub(super) fn answer(config: Config, path_use: PathUse, outcome: &Outcome) -> (Answer, Counter) {
-    let unless = |no_path, counter| match no_path {
-        NoPath::Final => (Answer::Paths(Paths::NONE), Counter::PathsNone),
-        NoPath::Fallback => (Answer::Error, counter),
+/// The answer to the kernel for an outcome, and its counter. If the request is `left` to the kernel, it asks the SA.
+pub(super) fn answer(path_use: PathUse, outcome: &Outcome, left: bool) -> (Answer, Counter) {
+    let without_path = |left_as, otherwise| {
+        if left { (Answer::Error, left_as) } else { (Answer::Paths(Paths::NONE), otherwise) }
     };
     match outcome {
         Outcome::Found { record, .. } => {
             (Answer::Paths(records(path_use, *record)), Counter::PathsAnswered)
         }
-        Outcome::NoRecord { .. } => unless(config.on_no_record, Counter::PathsNoRecord),
-        Outcome::Silent => unless(config.on_sa_silent, Counter::PathsSilent),
-        Outcome::Busy => unless(config.on_sa_silent, Counter::PathsBusy),
+        Outcome::NoRecord { .. } => without_path(Counter::PathsNoRecord, Counter::PathsNone),
+        Outcome::Silent => without_path(Counter::PathsSilent, Counter::PathsSpared),
+        Outcome::Overloaded => without_path(Counter::PathsOverloaded, Counter::PathsSpared),
+        Outcome::Busy => (Answer::Paths(Paths::NONE), Counter::PathsSpared),
         Outcome::Refused(_) => (Answer::Error, Counter::PathsRefused),
         Outcome::UnknownPort => (Answer::Error, Counter::PathsUnknown),
         Outcome::NoSa => (Answer::Error, Counter::PathsNoSa),
-        Outcome::Overloaded => (Answer::Error, Counter::PathsOverloaded),
     }
 }
 
@@ -123,36 +99,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answer_without_a_path_follows_the_configuration() {
-        let fallback = Config {
-            on_no_record: NoPath::Fallback,
-            on_sa_silent: NoPath::Fallback,
-            ..Config::default()
-        };
-        let last = Config {
-            on_no_record: NoPath::Final,
-            on_sa_silent: NoPath::Final,
-            ..Config::default()
-        };
-        let none = (Answer::Paths(Paths::NONE), Counter::PathsNone);
+    fn request_without_a_path_is_left_to_the_kernel_or_fails() {
+        let none = Answer::Paths(Paths::NONE);
         let source = crate::paths::Source::Sa;
-        for (outcome, counter, is_free) in [
-            (Outcome::NoRecord { source }, Counter::PathsNoRecord, true),
-            (Outcome::Silent, Counter::PathsSilent, true),
-            (Outcome::Busy, Counter::PathsBusy, true),
-            (Outcome::Refused(None), Counter::PathsRefused, false),
-            (Outcome::UnknownPort, Counter::PathsUnknown, false),
-            (Outcome::NoSa, Counter::PathsNoSa, false),
-            (Outcome::Overloaded, Counter::PathsOverloaded, false),
+        for (outcome, left, otherwise) in [
+            (Outcome::NoRecord { source }, Counter::PathsNoRecord, Counter::PathsNone),
+            (Outcome::Silent, Counter::PathsSilent, Counter::PathsSpared),
+            (Outcome::Overloaded, Counter::PathsOverloaded, Counter::PathsSpared),
         ] {
-            let error = (Answer::Error, counter);
-            assert_eq!(answer(fallback, PathUse::All, &outcome), error);
-            let expected = if is_free { none } else { error };
-            assert_eq!(answer(last, PathUse::All, &outcome), expected);
+            assert_eq!(answer(PathUse::All, &outcome, true), (Answer::Error, left));
+            assert_eq!(answer(PathUse::All, &outcome, false), (none, otherwise));
         }
-        // A repeated question would get the same answer; silence may have a local cause.
-        let default = Config::default();
-        assert_eq!(default.on_no_record, NoPath::Final);
-        assert_eq!(default.on_sa_silent, NoPath::Fallback);
+        let busy = answer(PathUse::All, &Outcome::Busy, false);
+        assert_eq!(busy, (none, Counter::PathsSpared));
     }
 }

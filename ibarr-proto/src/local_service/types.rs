@@ -23,33 +23,20 @@ pub struct Config {
     /// When an address request is dropped, counted from its first arrival. The kernel tells neither
     /// how long its caller waits nor when the caller has gone.
     pub deadline: Duration,
-    /// The answer if the SA knows no path.
-    pub on_no_record: NoPath,
-    /// The answer if the SA is silent or busy.
-    pub on_sa_silent: NoPath,
-}
-
-/// The answer to the kernel if there is no path.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum NoPath {
-    /// There is no path: the caller fails at once.
-    Final,
-    /// The kernel may ask the SA itself.
-    Fallback,
 }
 
 impl Default for Config {
-    /// The kernel's own time-out; it is sent too, because an earlier daemon may have set another.
+    /// A request for a path then waits for 2.4 s. Without a daemon a caller that gives the usual 2 s waits for 2.2 s:
+    /// the kernel sends eleven MADs, a tenth of the caller's time apart.
     fn default() -> Self {
-        Self {
-            nudge: true,
-            timeout: Timeout::DEFAULT,
-            deadline: DEADLINE,
-            on_no_record: NoPath::Final,
-            on_sa_silent: NoPath::Fallback,
-        }
+        Self { nudge: true, timeout: TIMEOUT, deadline: DEADLINE }
     }
 }
+
+const TIMEOUT: Timeout = match Timeout::from_millis(3_000) {
+    Some(timeout) => timeout,
+    None => unreachable!(),
+};
 
 /// Bounds and times. Only tests change them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -336,12 +323,12 @@ crate::counters! {
         NudgesPostponed = normal("nudges-postponed"),
         /// Nudges that failed.
         NudgesFailed = error("nudges-failed"),
-        /// Well-formed path requests. Each is counted, when it ends, once under one of the ten that
+        /// Well-formed path requests. Each is counted, when it ends, once under one of the nine that
         /// follow.
         PathRequests = normal("path-requests"),
         /// Path requests answered with a path.
         PathsAnswered = normal("paths-answered"),
-        /// Path requests answered without a path.
+        /// Path requests answered without a path, because the SA knows none.
         PathsNone = error("paths-none"),
         /// Path requests that the kernel was told to ask the SA about: their port is not known to
         /// the daemon.
@@ -352,14 +339,12 @@ crate::counters! {
         PathsNoRecord = error("paths-no-record"),
         /// The same: the SA was silent.
         PathsSilent = error("paths-silent"),
-        /// The same: the SA was busy.
-        PathsBusy = error("paths-busy"),
         /// The same: the SA refused, or its answer was illegal.
         PathsRefused = error("paths-refused"),
         /// The same: a bound was reached.
         PathsOverloaded = error("paths-overloaded"),
-        /// Path requests that failed without an answer of the SA, because the kernel was recently
-        /// left to ask the SA about another one.
+        /// Path requests that failed without an answer of the SA: it was busy, or silent while the kernel may not
+        /// ask, or has been left to ask about another one recently.
         PathsSpared = error("paths-spared"),
         /// Path requests that ended because the daemon ended, the kernel had forgotten the request,
         /// or the socket was lost.

@@ -42,13 +42,13 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.counters.count(Counter::Requests);
         let (index, can_ask) = match self.ports.by_name(port) {
             Some((index, port)) => (index, port.can_ask()),
-            None => return self.answer(id, Outcome::UnknownPort),
+            None => return self.push(id, Outcome::UnknownPort, false),
         };
         if !can_ask {
-            return self.answer(id, Outcome::NoSa);
+            return self.push(id, Outcome::NoSa, false);
         }
         if self.waiting.len() + self.direct.len() >= self.config.max_waiters {
-            return self.answer(id, Outcome::Overloaded);
+            return self.push(id, Outcome::Overloaded, false);
         }
         let question_id = self.next_id();
         self.direct.0.insert(question_id, (id, query));
@@ -111,7 +111,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             sa::Outcome::Overloaded => Outcome::Overloaded,
             sa::Outcome::NoSa => Outcome::NoSa,
         };
-        self.answer(id, outcome);
+        self.push(id, outcome, false);
         true
     }
 }

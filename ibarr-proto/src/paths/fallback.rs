@@ -1,45 +1,65 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Fallbacks: requests left to the kernel, which asks the SA without a window.
+//! Fallbacks: which requests of the kernel are left to it. It then asks the SA without a window.
 
 use ibarr_common::Instant;
 use rand_core::{CryptoRng, SeedableRng};
 
-use super::{Counter, Outcome, Paths, PortName};
-
-/// Why a request of the kernel has no answer.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Lack {
-    /// The SA has not answered, or is busy: more requests would make that worse.
-    OfAnswer,
-    /// The daemon had no room for it; the SA may have.
-    OfRoom,
-}
-
-impl Lack {
-    /// What a request with this outcome lacks.
-    pub fn of(outcome: &Outcome) -> Self {
-        if matches!(outcome, Outcome::Overloaded) { Self::OfRoom } else { Self::OfAnswer }
-    }
-}
+use super::{Counter, NoPath, Outcome, Paths, PortName};
+use crate::sa::{PortIndex, QuestionId, Rank};
 
 impl<R: CryptoRng + SeedableRng> Paths<R> {
-    /// Whether the kernel may ask the SA of a port itself. Of the requests without an answer, one
-    /// may in each [`fallback_interval`](super::Config::fallback_interval). Of the requests that
-    /// the daemon had no room for, as many may as the SA has recently answered in time, at most a
-    /// window at once.
-    pub fn may_fall_back(&mut self, now: Instant, port: &PortName, lack: Lack) -> bool {
+    /// Whether a request of the kernel that a caller of this core has no room for is left to the kernel.
+    pub fn may_fall_back(&mut self, now: Instant, port: &PortName) -> bool {
         self.advance(now);
-        // If the port does not exist, the SA is not asked.
-        let Some((index, _)) = self.ports.by_name(port) else { return true };
-        let (now, every) = (self.now, self.config.fallback_interval);
-        let may = lack == Lack::OfRoom && self.client.take_spare(now, index)
-            || self
-                .ports
-                .get_mut(index)
-                .is_some_and(|port| port.fallbacks.take(now, every, &mut self.rng));
+        let index = self.ports.by_name(port).map(|(index, _)| index);
+        self.falls_back(index, &Outcome::Overloaded)
+    }
+
+    /// Whether a request of the kernel with this outcome is left to the kernel.
+    ///
+    /// Of the requests that the SA does not answer, one may be in each
+    /// [`fallback_interval`](super::Config::fallback_interval). Of the requests that there is no room for, as many may
+    /// as the SA has recently answered in time, at most a window at once. A busy SA would refuse the kernel at once.
+    pub(super) fn falls_back(&mut self, port: Option<PortIndex>, outcome: &Outcome) -> bool {
+        match outcome {
+            Outcome::Found { .. } | Outcome::Busy => return false,
+            Outcome::NoRecord { .. } => return self.config.on_no_record == NoPath::Fallback,
+            Outcome::Silent if self.config.on_sa_silent == NoPath::Final => return false,
+            // The SA was not asked, or has refused this question alone.
+            Outcome::Refused(_) | Outcome::UnknownPort | Outcome::NoSa => return true,
+            Outcome::Silent | Outcome::Overloaded => {}
+        }
+        let Some(port) = port else { return true };
+        let is_spare = matches!(outcome, Outcome::Overloaded);
+        let may = is_spare && self.client.take_spare(self.now, port) || self.take_fallback(port);
         self.counters.count(if may { Counter::Fallbacks } else { Counter::FallbacksSpared });
         may
+    }
+
+    /// While the SA shows no sign of life, a request of the kernel that waits for it is left to the kernel at once, if
+    /// one may be now.
+    pub(super) fn leave_overdue(&mut self, question: QuestionId) {
+        if self.config.on_sa_silent == NoPath::Final || !self.client.is_overdue(question) {
+            return;
+        }
+        let Some(flight) = self.flights.get(&question) else { return };
+        let is_kernels = |id: &&_| self.waiting.get(*id).is_some_and(|it| it.rank == Rank::Kernel);
+        let (port, first) = (flight.key.port(), flight.waiters.iter().find(is_kernels).copied());
+        // A path in doubt is better than what the kernel would get.
+        if let Some(id) = first.filter(|_| flight.doubted.is_none())
+            && self.take_fallback(port)
+        {
+            self.counters.count(Counter::Fallbacks);
+            self.stop_waiting(id);
+            self.push(id, Outcome::Silent, true);
+        }
+    }
+
+    fn take_fallback(&mut self, port: PortIndex) -> bool {
+        let every = self.config.fallback_interval;
+        let port = self.ports.get_mut(port);
+        port.is_some_and(|port| port.fallbacks.take(self.now, every, &mut self.rng))
     }
 }
 
@@ -50,8 +70,8 @@ mod tests {
     use super::super::tests::{PORT, Rig, name, question};
     use super::*;
 
-    fn left(rig: &mut Rig, lack: Lack) -> u32 {
-        (0..1000).map(|_| u32::from(rig.paths.may_fall_back(rig.now, &name(1), lack))).sum()
+    fn left(rig: &mut Rig, outcome: Outcome) -> u32 {
+        (0..1000).map(|_| u32::from(rig.paths.falls_back(Some(PORT), &outcome))).sum()
     }
 
     /// With an SA that keeps up, a window of requests without room is left to the kernel, and one
@@ -66,19 +86,51 @@ mod tests {
         assert_eq!(rig.answered().len(), 60);
         let window = rig.paths.client().load(PORT).window;
         assert!(window > 20, "{window}");
-        assert_eq!(left(&mut rig, Lack::OfAnswer), 1);
-        assert_eq!(left(&mut rig, Lack::OfRoom), window);
-        assert_eq!(left(&mut rig, Lack::OfRoom), 0);
+        assert_eq!(left(&mut rig, Outcome::Silent), 1);
+        assert_eq!(left(&mut rig, Outcome::Overloaded), window);
+        assert_eq!(left(&mut rig, Outcome::Overloaded), 0);
         for n in 100..103 {
             rig.outcome(question(n));
         }
-        assert_eq!(left(&mut rig, Lack::OfRoom), 3);
+        assert!(rig.paths.may_fall_back(rig.now, &name(1)));
+        assert_eq!(left(&mut rig, Outcome::Overloaded), 2);
         // Answers of long ago do not count.
         rig.outcome(question(104));
         rig.now += Duration::from_secs(2);
-        assert_eq!(left(&mut rig, Lack::OfRoom), 0);
-        assert_eq!(left(&mut rig, Lack::OfAnswer), 0);
+        rig.paths.handle_timeout(rig.now);
+        assert_eq!(left(&mut rig, Outcome::Overloaded), 0);
+        assert_eq!(left(&mut rig, Outcome::Silent), 0);
         rig.now += Duration::from_secs(5);
-        assert_eq!(left(&mut rig, Lack::OfRoom), 1);
+        rig.paths.handle_timeout(rig.now);
+        assert_eq!(left(&mut rig, Outcome::Overloaded), 1);
+    }
+
+    #[test]
+    fn who_is_left_to_the_kernel_follows_outcome_and_configuration() {
+        let source = super::super::Source::Sa;
+        let no_record = Outcome::NoRecord { source };
+        for (outcome, is_left, if_final, if_fallback) in [
+            (no_record, false, false, true),
+            (Outcome::Silent, true, false, true),
+            (Outcome::Busy, false, false, false),
+            (Outcome::Refused(None), true, true, true),
+            (Outcome::UnknownPort, true, true, true),
+            (Outcome::NoSa, true, true, true),
+            (Outcome::Overloaded, true, true, true),
+        ] {
+            let configured = |no_path| super::super::Config {
+                on_no_record: no_path,
+                on_sa_silent: no_path,
+                ..super::super::Config::default()
+            };
+            for (config, expected) in [
+                (super::super::Config::default(), is_left),
+                (configured(NoPath::Final), if_final),
+                (configured(NoPath::Fallback), if_fallback),
+            ] {
+                let mut rig = Rig::with(config);
+                assert_eq!(rig.paths.falls_back(Some(PORT), &outcome), expected, "{outcome:?}");
+            }
+        }
     }
 }

@@ -65,11 +65,10 @@ use crate::sa::{self, Client, PortIndex, QuestionId, Rank};
 use crate::timer::Timers;
 
 pub use bucket::DOUBT_SPREAD;
-pub use fallback::Lack;
 pub use partial::{Choice, Chosen, Incomplete, Partial};
 pub use records::records;
 pub use types::{
-    Answered, Cached, Config, Counter, Device, Input, Load, Outcome, PortEvent, PortFacts,
+    Answered, Cached, Config, Counter, Device, Input, Load, NoPath, Outcome, PortEvent, PortFacts,
     PortName, Qos, Request, RequestId, Sought, Source,
 };
 
@@ -93,11 +92,17 @@ pub struct Paths<R> {
     infos: BTreeMap<QuestionId, PortIndex>,
     informing: Informing,
     next_question: u64,
-    /// The flight of each waiting request.
-    waiting: BTreeMap<RequestId, QuestionId>,
+    waiting: BTreeMap<RequestId, Waiting>,
     deadlines: Timers<RequestId>,
     answered: VecDeque<Answered>,
     counters: Counters<Counter>,
+}
+
+/// A request that waits for a flight.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    flight: QuestionId,
+    rank: Rank,
 }
 
 /// A question that the SA is being asked.
@@ -243,10 +248,10 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     ) {
         self.advance(now);
         self.counters.count(Counter::Requests);
-        let id = request.id;
+        let Request { id, rank, deadline, .. } = request;
         let (index, key, question) = match self.key(&request.port, request.question) {
             Ok(found) => found,
-            Err(outcome) => return self.answer(id, outcome),
+            Err(outcome) => return self.answer(None, id, rank, outcome),
         };
         let is_under_way = self.by_key.contains_key(&key);
         self.note_asked_again(&key);
@@ -254,28 +259,29 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let doubted = match recall(self, &key) {
             Memory::Sure(remembered) => {
                 let outcome = self.given(key, question, &remembered);
-                return self.answer(id, outcome);
+                return self.answer(Some(index), id, rank, outcome);
             }
             Memory::Doubted(doubted)
-                if !key.is_kept()
-                    && !is_under_way
-                    && !is_reported
-                    && !self.was_doubted(index)
-                    && !self.may_repeat(index) =>
+                if self.client.load(index).shut.is_some()
+                    || !key.is_kept()
+                        && !is_under_way
+                        && !is_reported
+                        && !self.was_doubted(index)
+                        && !self.may_repeat(index) =>
             {
-                return self.answer(id, doubted.given());
+                return self.answer(Some(index), id, rank, doubted.given());
             }
             Memory::Doubted(doubted) => Some(doubted),
             Memory::Nothing => None,
         };
         if self.waiting.len() + self.direct.len() >= self.config.max_waiters {
-            return self.answer(id, doubted.map_or(Outcome::Overloaded, Doubted::given));
+            let outcome = doubted.map_or(Outcome::Overloaded, Doubted::given);
+            return self.answer(Some(index), id, rank, outcome);
         }
         let flight = if is_under_way {
             self.counters.count(Counter::Joined);
             let flight = self.by_key.get(&key).copied();
             if let Some(id) = flight {
-                let Request { rank, deadline, .. } = request;
                 self.client.handle_input(self.now, sa::Input::Join { id, rank, deadline });
             }
             flight
@@ -283,14 +289,15 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             if doubted.is_some() {
                 self.counters.count(Counter::DoubtsAsked);
             }
-            Some(self.ask(key, question, doubted, request.rank, request.deadline))
+            Some(self.ask(key, question, doubted, rank, deadline))
         };
         if let Some(flight) = flight
             && let Some(Flight { waiters, .. }) = self.flights.get_mut(&flight)
         {
             waiters.insert(id);
-            self.waiting.insert(id, flight);
-            self.deadlines.set(id, Some(request.deadline));
+            self.waiting.insert(id, Waiting { flight, rank });
+            self.deadlines.set(id, Some(deadline));
+            self.leave_overdue(flight);
         }
         self.settle();
     }
@@ -308,7 +315,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let Memory::Sure(remembered) = self.recall(&key) else { return None };
         let outcome = self.given(key, question, &remembered);
         self.counters.count(Counter::Requests);
-        self.count(outcome);
+        self.count(&outcome);
         self.settle();
         Some(outcome)
     }
@@ -334,14 +341,14 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         self.take_over();
         self.client.handle_timeout(self.now);
         self.settle();
-        // Requests that joined a question with a later deadline than their own.
+        // Requests for a question that others wait for longer.
         while let Some(id) = self.deadlines.pop(self.now) {
-            if let Some(flight) = self.waiting.remove(&id).and_then(|id| self.flights.get_mut(&id))
-            {
-                flight.waiters.remove(&id);
+            if let Some((question, rank, flight)) = self.stop_waiting(id) {
                 let (port, doubted) = (flight.key.port(), flight.doubted);
-                let outcome = self.or_doubted(port, doubted, Outcome::Silent);
-                self.answer(id, outcome);
+                let is_busy = self.client.is_busy(question);
+                let lack = if is_busy { Outcome::Busy } else { Outcome::Silent };
+                let outcome = self.or_doubted(port, doubted, lack);
+                self.answer(Some(port), id, rank, outcome);
             }
         }
     }
@@ -617,7 +624,9 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
 
     /// Handles the answers of the SA client.
     fn settle(&mut self) {
-        while self.client.poll_overdue().is_some() {}
+        while let Some(question) = self.client.poll_overdue() {
+            self.leave_overdue(question);
+        }
         while let Some(sa::Answered { id, outcome }) = self.client.poll_event() {
             if let Some(port) = self.infos.remove(&id) {
                 self.note_info(port, outcome);
@@ -657,11 +666,21 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             sa::Outcome::Overloaded => or_doubted(Outcome::Overloaded),
             sa::Outcome::NoSa => Outcome::NoSa,
         };
-        for &id in &flight.waiters {
-            self.waiting.remove(&id);
-            self.deadlines.set(id, None);
-            self.answer(id, outcome);
+        for id in &flight.waiters {
+            if let Some(Waiting { rank, .. }) = self.waiting.remove(id) {
+                self.deadlines.set(*id, None);
+                self.answer(Some(flight.key.port()), *id, rank, outcome);
+            }
         }
+    }
+
+    /// Returns the question of a waiting request, the request's rank, and the flight.
+    fn stop_waiting(&mut self, id: RequestId) -> Option<(QuestionId, Rank, &Flight)> {
+        let Waiting { flight: question, rank } = self.waiting.remove(&id)?;
+        self.deadlines.set(id, None);
+        let flight = self.flights.get_mut(&question)?;
+        flight.waiters.remove(&id);
+        Some((question, rank, flight))
     }
 
     fn remember(&mut self, flight: &Flight, record: Option<PathRecord>, ttl: Duration) {
@@ -691,12 +710,17 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         }
     }
 
-    fn answer(&mut self, id: RequestId, outcome: Outcome) {
-        self.count(outcome);
-        self.answered.push_back(Answered { id, outcome });
+    fn answer(&mut self, port: Option<PortIndex>, id: RequestId, rank: Rank, outcome: Outcome) {
+        let is_left_to_kernel = rank == Rank::Kernel && self.falls_back(port, &outcome);
+        self.push(id, outcome, is_left_to_kernel);
     }
 
-    fn count(&mut self, outcome: Outcome) {
+    fn push(&mut self, id: RequestId, outcome: Outcome, is_left_to_kernel: bool) {
+        self.count(&outcome);
+        self.answered.push_back(Answered { id, outcome, is_left_to_kernel });
+    }
+
+    fn count(&mut self, outcome: &Outcome) {
         self.counters.count(match outcome {
             Outcome::Found { source: Source::Cache, .. } => Counter::FoundCache,
             Outcome::Found { source: Source::Doubted, .. } => Counter::FoundDoubted,

@@ -720,7 +720,7 @@ proptest! {
                 Op::Flush => drop(rig.paths.flush()),
             }
             rig.drain();
-            for Answered { id, outcome } in rig.answered() {
+            for Answered { id, outcome, .. } in rig.answered() {
                 let answered = waiting.remove(&id);
                 prop_assert!(answered.is_some(), "answered twice");
                 let (n, _) = answered.unwrap();

@@ -35,6 +35,10 @@ pub struct Config {
     /// Minimum time between two fallbacks of a port, among requests that its SA does not answer or
     /// that there is no room for.
     pub fallback_interval: Duration,
+    /// What the kernel is told if the SA knows no path.
+    pub on_no_record: NoPath,
+    /// What the kernel is told if the SA is silent.
+    pub on_sa_silent: NoPath,
     /// Mean interval at which a port asks for one of the paths in use without a reason for doubt;
     /// multiplied by [`Self::CANARIES_IF_HEARD`] if events of the port are received. Zero for
     /// never.
@@ -62,8 +66,26 @@ impl Default for Config {
             repeat_rate: 2,
             canary_every: Duration::from_secs(5),
             fallback_interval: Duration::from_secs(5),
+            on_no_record: NoPath::Final,
+            on_sa_silent: NoPath::Fallback,
         }
     }
+}
+
+/// The answer to the kernel if there is no path.
+///
+/// An answer without a path fails the caller with -EIO, where the kernel without a daemon returns
+/// -EINVAL. No answer gives -EINVAL on every kernel. `ib_nl_process_good_resolve_rsp` of sa_query.c
+/// passes on -EIO or 0; `recv_handler` there turns a MAD of the SA with an error status into
+/// -EINVAL. Since 6.3 `cma_query_handler` of cma.c returns -EINVAL for a record with only
+/// `IB_PATH_PRIMARY`; 6.1 and 6.2 treat that as success without a path, and the daemon cannot tell
+/// these kernels apart. -EINVAL therefore costs the SA a query: [`NoPath::Fallback`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NoPath {
+    /// There is no path: the caller fails at once.
+    Final,
+    /// The kernel may ask the SA itself.
+    Fallback,
 }
 
 /// Whether service and class of service are part of a question.
@@ -339,6 +361,8 @@ pub struct Answered {
     pub id: RequestId,
     /// The result.
     pub outcome: Outcome,
+    /// The kernel, which has asked, is to ask the SA itself.
+    pub is_left_to_kernel: bool,
 }
 
 /// The result of a request.
@@ -441,7 +465,7 @@ crate::counters! {
         Joined = normal("joined"),
         /// Requests without an answer that were left to the kernel.
         Fallbacks = error("fallbacks"),
-        /// Such requests that were not left to the kernel, because another one was recently.
+        /// Such requests that failed, because another one was left to the kernel recently.
         FallbacksSpared = error("fallbacks-spared"),
         /// Questions asked again before their answer expired.
         Refreshes = normal("refreshes"),

@@ -12,9 +12,10 @@ use ibarr_common::wire::mad::Mad;
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuestion, Question, Request};
 use ibarr_common::wire::umad::PKeyIndex;
+use ibarr_proto::local_service;
 use ibarr_proto::paths;
 use ibarr_proto::paths::{
-    Device, Input, Lack, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
+    Device, Input, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
 };
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{Counter, PortIndex, Rank, Transmit};
@@ -72,19 +73,16 @@ enum What {
     Wants(usize, usize),
     /// A connection is made, and after a while another.
     Uses(usize, Event),
-    /// A kernel asks the SA itself, with so many resends left.
-    KernelAsks(u32),
+    /// A kernel asks the SA itself, or again after so many MADs, unless an answer has arrived by then.
+    KernelAsks(u32, Option<Instant>),
 }
-
-/// Four fifths of the default time-out of the kernel.
-const PATIENCE: Duration = ms(1_600);
 
 /// Within this time a change of a port is noticed, and IPoIB asks for the paths that it keeps.
 const SOON: Duration = secs(1);
 
 /// The MADs of a query share the caller's 2 s (drivers/infiniband/core/sa_query.c).
-const KERNEL_PATIENCE: Duration = ms(200);
-const KERNEL_RETRIES: u32 = 10;
+pub(super) const KERNEL_PATIENCE: Duration = ms(200);
+pub(super) const KERNEL_SENDS: u32 = 11;
 
 const PORT: PortIndex = PortIndex(0);
 
@@ -212,14 +210,14 @@ impl Cluster {
                 self.at(self.now + next, What::Uses(node, event));
                 self.want(node, which);
             }
-            What::KernelAsks(times) => self.kernel_asks(times),
+            What::KernelAsks(times, answered_at) => self.kernel_asks(times, answered_at),
             What::Timer(_) | What::Uses(..) => {}
         }
     }
 
     fn want(&mut self, node: usize, which: usize) {
         let question = question(node, which, self.nodes.len());
-        let deadline = self.now + PATIENCE;
+        let deadline = self.now + local_service::Config::default().timeout.get() * 4 / 5;
         let this = &mut self.nodes[node];
         this.asked += 1;
         let id = RequestId::User(UserRequest::Control(this.asked));
@@ -252,9 +250,9 @@ impl Cluster {
                     }
                 }
                 Outcome::NoRecord { .. } => {}
-                other if self.nodes[node].paths.may_fall_back(now, &name(), Lack::of(&other)) => {
+                _ if answered.is_left_to_kernel => {
                     self.second().left += 1;
-                    self.kernel_asks(0);
+                    self.kernel_asks(0, None);
                 }
                 _ => self.second().failed += 1,
             }
@@ -268,14 +266,27 @@ impl Cluster {
     }
 
     /// Like `ib_sa_path_rec_get`: resends ten times within its time, regardless of other requests,
-    /// until there is any answer.
-    fn kernel_asks(&mut self, times: u32) {
+    /// until there is any answer. BUSY is one, and fails the caller.
+    fn kernel_asks(&mut self, times: u32, answered_at: Option<Instant>) {
+        if answered_at.is_some_and(|at| at <= self.now) {
+            return;
+        }
+        if times == KERNEL_SENDS {
+            self.second().failed += 1;
+            return;
+        }
         self.second().kernels += 1;
         let verdict = self.sa.take(self.now);
         self.account(&verdict);
-        if matches!(verdict, Verdict::Silent) && times < KERNEL_RETRIES {
-            self.at(self.now + KERNEL_PATIENCE, What::KernelAsks(times + 1));
-        }
+        let answered_at = match verdict {
+            Verdict::Answers { at } => Some(answered_at.map_or(at, |before| before.min(at))),
+            Verdict::Silent => answered_at,
+            Verdict::Busy { .. } => {
+                self.second().failed += 1;
+                return;
+            }
+        };
+        self.at(self.now + KERNEL_PATIENCE, What::KernelAsks(times + 1, answered_at));
     }
 
     fn arrives(&mut self, node: usize, transmit: &Transmit, is_first: bool) {

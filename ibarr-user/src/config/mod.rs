@@ -22,12 +22,12 @@ use ibarr_common::wire::ls::Timeout;
 use ibarr_proto::acm as acm_service;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
-use ibarr_proto::local_service::{self, NoPath};
+use ibarr_proto::local_service;
 use ibarr_proto::local_view::{
     self, AnswerGid, InterfaceFilter, Pattern, StaticGid, StaticGids, neighbours,
 };
 use ibarr_proto::node;
-use ibarr_proto::paths::Config as PathsConfig;
+use ibarr_proto::paths::{Config as PathsConfig, NoPath};
 use thiserror::Error;
 
 use crate::bpf;
@@ -123,7 +123,9 @@ impl Config {
             NonZeroU16::new(port).ok_or_else(|| "must not be 0".to_owned())
         });
         let source_check = root.value("source-check", SourceCheck::default(), source_check);
-        let (paths, inform, snapshot) = paths::read(root);
+        let (mut paths, inform, snapshot) = paths::read(root);
+        paths.on_no_record = root.value("on-no-record", paths.on_no_record, no_path);
+        paths.on_sa_silent = root.value("on-sa-silent", paths.on_sa_silent, no_path);
         let client = client(root, udp_port, source_check);
         let deadline = client.settings().deadline;
         let acm = Acm::read(root);
@@ -205,8 +207,6 @@ fn local_service(root: &mut Table<'_, '_>, deadline: Duration) -> local_service:
             millis.and_then(Timeout::from_millis).ok_or_else(|| "must be 100ms to 200s".to_owned())
         }),
         deadline,
-        on_no_record: root.value("on-no-record", default.on_no_record, no_path),
-        on_sa_silent: root.value("on-sa-silent", default.on_sa_silent, no_path),
     }
 }
 
@@ -425,13 +425,8 @@ mod tests {
         assert_eq!(settings.source_check, SourceCheck::Strict);
         assert_eq!(settings.resends, [Duration::from_millis(30), Duration::from_secs(1)]);
         let timeout = Timeout::from_millis(500).unwrap();
-        let expected = local_service::Config {
-            deadline: local_service::DEADLINE,
-            nudge: false,
-            timeout,
-            on_no_record: NoPath::Fallback,
-            on_sa_silent: NoPath::Final,
-        };
+        let expected =
+            local_service::Config { deadline: local_service::DEADLINE, nudge: false, timeout };
         assert_eq!(config.local_service, expected);
         let expected = paths::Config {
             qos: Qos::On,
@@ -440,6 +435,8 @@ mod tests {
             max_cached: 1_000,
             repeat_rate: 0,
             fallback_interval: Duration::from_secs(20),
+            on_no_record: NoPath::Fallback,
+            on_sa_silent: NoPath::Final,
             ..paths::Config::default()
         };
         assert_eq!(config.paths, expected);

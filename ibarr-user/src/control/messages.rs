@@ -660,7 +660,7 @@ states! {
     LeftToKernel {
         /// The daemon ended before there was an answer.
         Abandoned = "abandoned",
-        /// The subnet administrator said that it is busy.
+        /// The subnet administrator said that it is busy: said by 1.0.0 alone.
         Busy = "busy",
         /// The kernel's request was malformed.
         Malformed = "malformed",

@@ -280,12 +280,11 @@ impl Engine {
 }
 
 /// The reasons for telling the kernel to ask the SA.
-pub(super) const LEFT_TO_KERNEL: [(LeftToKernel, local_service::Counter); 9] = [
+pub(super) const LEFT_TO_KERNEL: [(LeftToKernel, local_service::Counter); 8] = [
     (LeftToKernel::UnknownPort, local_service::Counter::PathsUnknown),
     (LeftToKernel::NoSa, local_service::Counter::PathsNoSa),
     (LeftToKernel::NoRecord, local_service::Counter::PathsNoRecord),
     (LeftToKernel::Silent, local_service::Counter::PathsSilent),
-    (LeftToKernel::Busy, local_service::Counter::PathsBusy),
     (LeftToKernel::Refused, local_service::Counter::PathsRefused),
     (LeftToKernel::Overloaded, local_service::Counter::PathsOverloaded),
     (LeftToKernel::Abandoned, local_service::Counter::PathsAbandoned),

@@ -100,7 +100,7 @@ families! {
         ["port": "such as `mlx5_0/1`"];
     Fallbacks Counter "ibarr_kernel_fallbacks_total",
         "Requests for paths that the kernel was told to ask the subnet administrator about itself.",
-        ["reason": "`unknown-port`, `no-sa`, `no-record`, `silent`, `busy`, `refused`, `overloaded`, `abandoned`, `malformed`"];
+        ["reason": "`unknown-port`, `no-sa`, `no-record`, `silent`, `refused`, `overloaded`, `abandoned`, `malformed`"];
     CacheEntries Gauge "ibarr_cache_entries", "Entries of a cache.", ["cache": "`addresses`, `paths`"];
     InFlight Gauge "ibarr_questions_in_flight", "Questions that wait for an answer.",
         ["to": "`peers`, `sa`"];

@@ -320,7 +320,7 @@ fn daemon_joins_when_the_kernel_has_accepted_a_message() {
     for errno in [0, 24] {
         let mut rig = Rig { core: LocalService::new(Config::default()), ..Rig::new() };
         rig.tell(Input::Opened { port_id: PortId(180), is_member: false });
-        rig.does("timeout 2000");
+        rig.does("timeout 3000");
         rig.pass(ms(10));
         rig.does("");
         rig.datagram(&verdict(0, errno));
@@ -338,7 +338,7 @@ fn daemon_whose_message_is_refused_never_joins() {
     for errno in [-1, -22] {
         let mut rig = Rig { core: LocalService::new(Config::default()), ..Rig::new() };
         rig.tell(Input::Opened { port_id: PortId(180), is_member: false });
-        rig.does("timeout 2000");
+        rig.does("timeout 3000");
         rig.datagram(&verdict(0, errno));
         rig.does(&format!("leave for {errno}"));
         rig.tell(Input::Closed);
@@ -347,7 +347,7 @@ fn daemon_whose_message_is_refused_never_joins() {
         rig.does("");
         // The driver tries again from time to time.
         rig.tell(Input::Opened { port_id: PortId(180), is_member: false });
-        rig.does("timeout 2000");
+        rig.does("timeout 3000");
         rig.datagram(&verdict(0, 0));
         rig.tell(Input::Drained);
         rig.does("join, nudge");
@@ -359,7 +359,7 @@ fn daemon_whose_message_is_refused_never_joins() {
 fn lost_verdict_is_asked_for_again() {
     let mut rig = Rig { core: LocalService::new(Config::default()), ..Rig::new() };
     rig.tell(Input::Opened { port_id: PortId(180), is_member: false });
-    rig.does("timeout 2000");
+    rig.does("timeout 3000");
     rig.tell(Input::Overrun);
     rig.next();
     rig.datagram(&verdict(0, 0));
@@ -611,7 +611,7 @@ fn lost_socket_drops_all_requests() {
     assert!(rig.core.is_idle());
     rig.pass(ms(1));
     rig.tell(Input::Opened { port_id: PortId(180), is_member: true });
-    rig.does("timeout 2000, nudge");
+    rig.does("timeout 3000, nudge");
 }
 
 #[test]

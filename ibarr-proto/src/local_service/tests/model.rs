@@ -347,7 +347,7 @@ proptest! {
         let config = Config { nudge: nudges_on, deadline: DEADLINE, ..Config::default() };
         let mut core = LocalService::with_limits(config, LIMITS);
         core.handle_input(START, Input::Opened { port_id: PortId(180), is_member: true });
-        prop_assert_eq!(core.poll_transmit().map(|t| tell(&t)), Some("timeout 2000".to_owned()));
+        prop_assert_eq!(core.poll_transmit().map(|t| tell(&t)), Some("timeout 3000".to_owned()));
         let mut model = Model {
             nudges_on,
             now: START,
@@ -552,7 +552,7 @@ proptest! {
                 prop_assert!(!nudged, "an answer after a nudge, in one turn");
                 match tell(&transmit).as_str() {
                     "nudge" | "nudge anyway" => nudged = true,
-                    "timeout 2000" => {}
+                    "timeout 3000" => {}
                     answer => kernel.hear(answer),
                 }
             }

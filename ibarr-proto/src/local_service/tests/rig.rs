@@ -43,7 +43,7 @@ impl Rig {
             skips_follow_ups: true,
         };
         rig.tell(Input::Opened { port_id: PortId(180), is_member: true });
-        let first = if config.nudge { "timeout 2000, nudge" } else { "timeout 2000" };
+        let first = if config.nudge { "timeout 3000, nudge" } else { "timeout 3000" };
         rig.does(first);
         if config.nudge {
             rig.tell(Input::Nudged(Nudged::Done));

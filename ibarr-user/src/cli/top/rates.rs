@@ -83,7 +83,6 @@ const REQUESTS: [Kind; 4] = [
             "local-service.paths-no-sa",
             "local-service.paths-no-record",
             "local-service.paths-silent",
-            "local-service.paths-busy",
             "local-service.paths-refused",
             "local-service.paths-overloaded",
             "local-service.paths-spared",
