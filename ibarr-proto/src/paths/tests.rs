@@ -344,15 +344,99 @@ fn record_of_another_path_is_refused_but_not_another_prefix() {
 fn silence_is_reported_in_time_and_not_remembered() {
     let mut rig = Rig::new();
     rig.resolve(question(1));
+    rig.resolve(question(2));
     rig.advance(WAIT);
-    assert_eq!(rig.answered()[0].outcome, Outcome::Silent);
-    rig.sent.clear();
+    let answered = rig.answered();
+    assert_eq!(answered.iter().map(|it| it.outcome).collect::<Vec<_>>(), [Outcome::Silent; 2]);
     // The SA counts as silent until it answers anything.
-    rig.resolve(question(1));
-    assert_eq!((rig.answered()[0].outcome, rig.sent.len()), (Outcome::Silent, 0));
-    rig.advance(Duration::from_secs(5));
+    assert!(rig.paths.client().load(PORT).shut.is_some());
+    rig.sent.clear();
+    let id = rig.resolve(question(1));
+    rig.advance(ms(1_000));
     rig.answer_all();
-    assert_eq!(rig.outcome(question(1)), found(question(1), 1, Source::Sa));
+    let [Answered { id: answered, outcome, .. }] = rig.answered()[..] else { panic!() };
+    assert_eq!((answered, outcome), (id, found(question(1), 1, Source::Sa)));
+}
+
+/// The first as soon as a MAD is lost; the next one at once, when one may be again.
+#[test]
+fn kernel_is_left_one_request_while_the_sa_shows_no_sign_of_life() {
+    let mut rig = Rig::new();
+    for n in 0..3 {
+        rig.resolve(question(n));
+    }
+    rig.advance(ms(249));
+    assert_eq!(rig.answered(), []);
+    rig.advance(ms(101));
+    let left = |answered: &Answered| (answered.outcome, answered.is_left_to_kernel);
+    assert_eq!(rig.answered().iter().map(left).collect::<Vec<_>>(), [(Outcome::Silent, true)]);
+    rig.advance(WAIT);
+    let ended = rig.answered();
+    assert_eq!(ended.iter().map(left).collect::<Vec<_>>(), [(Outcome::Silent, false); 2]);
+    assert_eq!((rig.count(Counter::Fallbacks), rig.count(Counter::FallbacksSpared)), (1, 2));
+    rig.advance(Duration::from_secs(7));
+    rig.resolve(question(4));
+    rig.resolve(question(5));
+    assert_eq!(rig.answered().iter().map(left).collect::<Vec<_>>(), [(Outcome::Silent, true)]);
+}
+
+#[test]
+fn request_is_not_left_to_the_kernel_while_the_sa_is_heard() {
+    let mut rig = Rig::new();
+    rig.resolve(question(1));
+    rig.sent.clear();
+    rig.advance(ms(10));
+    rig.outcome(question(2));
+    rig.advance(ms(500));
+    assert_eq!(rig.answered(), []);
+    // A busy SA is heard, and refuses the kernel as well.
+    let mut rig = Rig::new();
+    rig.resolve(question(1));
+    for _ in 0..160 {
+        while !rig.sent.is_empty() {
+            rig.refuse(Refusal::BUSY);
+        }
+        rig.advance(ms(10));
+    }
+    let [Answered { outcome: Outcome::Busy, is_left_to_kernel: false, .. }] = rig.answered()[..]
+    else {
+        panic!()
+    };
+    assert_eq!(rig.count(Counter::Fallbacks), 0);
+}
+
+#[test]
+fn request_that_joins_late_is_asked_until_its_own_deadline() {
+    let mut rig = Rig::with(Config { on_sa_silent: NoPath::Final, ..Config::default() });
+    rig.resolve(question(1));
+    rig.advance(ms(1_500));
+    let late = rig.resolve(question(1));
+    rig.advance(ms(100));
+    assert_eq!(rig.answered().len(), 1);
+    rig.sent.clear();
+    rig.advance(ms(1_400));
+    rig.answer_all();
+    let [Answered { id, outcome, .. }] = rig.answered()[..] else { panic!() };
+    assert_eq!((id, outcome), (late, found(question(1), 1, Source::Sa)));
+    // Nobody waits longer than that.
+    rig.resolve(question(2));
+    rig.advance(ms(1_500));
+    rig.resolve(question(2));
+    rig.advance(WAIT);
+    assert_eq!(rig.answered().len(), 2);
+    assert_eq!(rig.paths.load().waiters, 0);
+}
+
+#[test]
+fn doubted_answer_is_given_at_once_while_the_sa_is_silent() {
+    let mut rig = Rig::new();
+    rig.outcome(question(1));
+    rig.happened(PortEvent::ClientReregister);
+    rig.resolve(question(2));
+    rig.advance(WAIT);
+    assert_eq!(rig.answered().len(), 1);
+    rig.resolve(question(1));
+    assert_eq!(rig.answered()[0].outcome, found(question(1), 1, Source::Doubted));
 }
 
 #[test]

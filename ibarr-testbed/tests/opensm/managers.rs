@@ -38,7 +38,7 @@ fn queries(daemon: &Daemon) -> u64 {
 const TOLD: PathOutcome = PathOutcome::AsksSa(Reason::Told);
 
 #[test]
-fn stopped_opensm_costs_one_route_its_time_and_the_next_none() {
+fn stopped_opensm_is_probed_while_routes_wait_for_it() {
     let rig = Rig::new(TOPOLOGY);
     let manager = rig.manager("H1", "");
     manager.until_says("SUBNET UP");
@@ -53,11 +53,11 @@ fn stopped_opensm_costs_one_route_its_time_and_the_next_none() {
     daemon.until(|daemon| (daemon.port()["probing"]["because"] == "silent").then_some(()));
     let told = daemon.ask(&["status"]).map(|status| status["status"]["ports"][0].clone());
     assert_eq!(told.unwrap()["probing"]["because"], "silent");
-    // Now the daemon does not ask for them, and so does not wait.
+    // Now the daemon does not ask for each of them, and they wait.
     let before = (queries(&daemon), daemon.count("sa.at-once"));
     let outcomes = daemon.resolve_all(questions(3, 100));
-    assert_eq!(daemon.count("sa.at-once"), before.1 + 100);
-    assert_eq!(queries(&daemon), before.0);
+    assert_eq!(daemon.count("sa.at-once"), before.1);
+    assert!(queries(&daemon) - before.0 < 50, "{} MADs", queries(&daemon) - before.0);
     // Not all of them are left to the kernel either.
     let left = outcomes.iter().filter(|(outcome, _)| *outcome == TOLD).count();
     assert!(left <= 3, "{left} left to the kernel");

@@ -161,7 +161,7 @@ fn kernel_and_client_of_acm_at_once_cost_one_ip2gid_query() {
     let config = format!("{}{}{source}", peers.config(), serving(&dir));
     let (kernel, inherited): (Kernel, OwnedFd) = pair();
     let daemon = Daemon::spawn(command_here(&dir, inherited), &dir, &config);
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     await_capabilities(&daemon);
     let mut client = Client::connect(&dir);
     let ifindex = IfIndex::new(if_nametoindex("near").unwrap()).unwrap();

@@ -124,7 +124,7 @@ fn client_that_waits_is_refused_at_the_end_if_no_daemon_follows() {
     let port = Port::new(&dir);
     let (kernel, inherited) = pair();
     let mut daemon = Daemon::spawn_alone(command(&dir, inherited), &dir, &serving(&dir));
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     await_capabilities(&daemon);
     // The SA is silent while this test holds it.
     let sa = port.hold();

@@ -72,7 +72,7 @@ fn requests_wait_in_the_kept_socket_for_the_next_daemon() {
     let dir = TempDir::new("kept");
     let (kernel, inherited) = pair();
     let (mut first, kept) = Daemon::spawn_under_systemd(command(&dir, inherited), &dir, CONFIG);
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     assert_eq!(kept.len(), 1, "the socket is kept once");
     let mut request = unhex(REQUEST);
     let mut ask = |seq: u8| {
@@ -97,7 +97,7 @@ fn requests_wait_in_the_kept_socket_for_the_next_daemon() {
     assert_eq!(first.end(Signal::SIGKILL), None);
     let command = with_kept(&dir, &kept);
     let mut second = Daemon::spawn(command, &dir, CONFIG);
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     answered.extend(answers(REQUESTS));
     let gid = unhex("14000400 fe80000000000000 0002c90300000201");
     let expected = (0..REQUESTS).chain(0..REQUESTS).map(|seq| (seq, gid.clone()));
@@ -288,7 +288,7 @@ fn request_left_by_a_killed_daemon_is_answered_by_the_next() {
     let (kernel, inherited) = pair();
     let command = |fd| command(&dir, fd);
     let mut first = Daemon::spawn(command(inherited.try_clone().unwrap()), &dir, "");
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     // The first daemon reads this request, and does not know the address.
     kernel.send(REQUEST);
     first.until(|first| (status(first)["waiting"] == 1).then_some(()));
@@ -300,7 +300,7 @@ fn request_left_by_a_killed_daemon_is_answered_by_the_next() {
     first.end(Signal::SIGKILL);
 
     let second = Daemon::spawn(command(inherited), &dir, CONFIG);
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     kernel.expect("24000000 02100000 18000000", "14000400 fe80000000000000 0002c90300000202");
     // The first nudge is for the request that was lost with the first daemon: the kernel repeats
     // it.
@@ -359,7 +359,7 @@ fn early_request_for_an_own_address_asks_no_peer() {
     // The request is in the socket before the daemon starts.
     kernel.send(REQUEST);
     let daemon = Daemon::spawn(command(&dir, inherited), &dir, CONFIG);
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");
     let counts = json(&daemon.ask(&["counters", "--json"]))["counters"].clone();
     assert_eq!(counts["local-service.answered-local"], 1);
@@ -457,7 +457,7 @@ impl Kernel {
 fn start(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
     let (kernel, inherited) = pair();
     let daemon = Daemon::spawn(command(dir, inherited), dir, config);
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     (daemon, kernel)
 }
 

@@ -17,7 +17,7 @@ fn start(dir: &TempDir, stderr: impl Into<Stdio>) -> (Daemon, Kernel) {
     let mut command = command(dir, inherited);
     command.stderr(stderr);
     let daemon = Daemon::spawn(command, dir, CONFIG);
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     (daemon, kernel)
 }
 
@@ -89,7 +89,7 @@ fn running_daemon_logs_each_request_while_it_is_told_to() {
     let mut command = command(&dir, inherited);
     command.args(["--log-to", "stdout"]).stdout(writer);
     let mut daemon = Daemon::spawn(command, &dir, CONFIG);
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     let ask = || {
         kernel.send(REQUEST);
         kernel.expect("24000000 02100000 0c000000", "14000400 fe80000000000000 0002c90300000201");

@@ -96,7 +96,7 @@ fn start_here(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
     command.args(["-ec", script, "bash"]).arg(daemon.get_program()).args(daemon.get_args());
     command.env("LISTEN_FDNAMES", "ls").stdin(inherited);
     let daemon = Daemon::spawn(command, dir, config);
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     (daemon, kernel)
 }
 
@@ -274,7 +274,7 @@ fn tracer_that_does_not_read_loses_events_and_delays_no_answer() {
     let dir = TempDir::new("trace-slow");
     let (kernel, inherited) = pair();
     let daemon = Daemon::spawn(command(&dir, inherited), &dir, CONFIG);
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     let mut stream = UnixStream::connect(dir.path("control.sock")).unwrap();
     stream.write_all(b"{\"ask\":\"trace\"}\n").unwrap();
     let mut lines = BufReader::new(stream).lines();
@@ -343,7 +343,7 @@ fn trace_of_a_user_shows_its_uid() {
     let dir = TempDir::new("trace-user");
     let (kernel, inherited) = pair();
     let daemon = Daemon::spawn(command(&dir, inherited), &dir, CONFIG);
-    kernel.expect("18000000 01100500 00000000", "08000200 d0070000");
+    kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     let (mut tracer, _) = Tracer::start(&dir, &["--json"]);
     assert_eq!(daemon.ask(&["resolve", "192.0.2.7"]).status.code(), Some(0));
     let events = tracer.until("address-answered");

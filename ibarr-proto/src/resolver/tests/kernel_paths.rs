@@ -189,12 +189,19 @@ fn no_record_is_final_and_silence_is_not() {
     assert_eq!(rig.told_paths(), [(1, Some(vec![])), (2, Some(vec![]))]);
 
     rig.asks_path(3, ResolvePath { tclass: Some(1), ..request() });
+    rig.asks_path(4, ResolvePath { tclass: Some(2), ..request() });
     rig.sa(|_| None);
-    rig.pass(Duration::from_millis(1_599));
+    rig.pass(Duration::from_millis(249));
     assert_eq!(rig.told_paths(), []);
-    // The kernel's own time-out is at 2 s.
+    // One of them, once its MAD is lost.
+    rig.pass(Duration::from_millis(101));
+    let [(seq, None)] = rig.told_paths()[..] else { panic!() };
+    rig.sa(|_| None);
+    rig.pass(Duration::from_millis(2_049));
+    assert_eq!(rig.told_paths(), []);
+    // The kernel's own time-out is at 3 s.
     rig.pass(Duration::from_millis(1));
-    assert_eq!(rig.told_paths(), [(3, None)]);
+    assert_eq!(rig.told_paths(), [(7 - seq, Some(vec![]))]);
     let counters = rig.cores.local_service.counters();
     assert_eq!(counters.get(Counter::PathsNone), 2);
     assert_eq!(counters.get(Counter::PathsSilent), 1);
