@@ -13,7 +13,7 @@ fn nodes_put_no_more_load_on_an_sa_than_allowed() {
     for hearing in [Hearing::Heard, Hearing::Deaf] {
         let report = run(Plan { hearing, ..Plan::new(60) });
         println!("{report}");
-        assert_eq!(report.bounds.len(), 13);
+        assert_eq!(report.bounds.len(), 17);
         assert_eq!(report.exceeded().count(), 0);
     }
 }

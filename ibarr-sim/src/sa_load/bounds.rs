@@ -4,9 +4,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::time::Duration;
 
 use ibarr_proto::paths::{self, DOUBT_SPREAD};
 
+use super::cluster::{KERNEL_PATIENCE, KERNEL_SENDS};
 use super::{CONNECTIONS, Event, Hearing, Phase, Plan, Second, stays};
 
 /// A measured value and its bound.
@@ -37,9 +39,9 @@ impl fmt::Display for Bound {
 
 /// MADs of a port without any answer, in its first second and in each later one: two at once; two
 /// more after they are lost, after 250 ms at the earliest; two more after another 500 ms. From then
-/// on at least 1 s passes between them.
+/// on two are sent in a second, or a probe every 400 ms.
 const UNANSWERED_AT_FIRST: f64 = 6.0;
-const UNANSWERED: f64 = 2.0;
+const UNANSWERED: f64 = 2.5;
 
 /// An answer makes room for one MAD and lets the window grow by one; the extra MAD may be lost and
 /// sent again.
@@ -61,14 +63,18 @@ pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
     // One per interval while paths are used.
     let times = if plan.hearing == Hearing::Deaf { 1 } else { paths::Config::CANARIES_IF_HEARD };
     let canaries = nodes / (design.canary_every * times).as_secs_f64();
-    let mut bounds: Vec<_> = [Event::PowerOn, Event::Moved, Event::Register, Event::Takeover]
-        .map(|event| self_clocked(phases, event, nodes))
-        .into();
-    let every = design.fallback_interval.as_secs_f64() * 0.75;
+    let busy = [Event::PowerOn, Event::Moved, Event::Register, Event::Takeover];
+    let mut bounds: Vec<_> = busy.map(|event| self_clocked(phases, event, nodes)).into();
+    bounds.extend(busy.map(|event| {
+        worst(phases, event, "MADs of daemons and kernels up to a second", |seconds, at| {
+            let so_far = seconds[..=at].iter().map(|it| it.mads + it.kernels).sum();
+            let (_, daemons) = mads(seconds, at, nodes);
+            (count(so_far), daemons + of_kernels(at) * left(at, nodes))
+        })
+    }));
     bounds.extend(Event::ALL.map(|event| {
         worst(phases, event, "requests left to the kernel up to a second", |seconds, at| {
-            let so_far = count(seconds[..=at].iter().map(|it| it.left).sum());
-            (so_far, nodes * (1.0 + (count(at as u64 + 1) / every).floor()))
+            (count(seconds[..=at].iter().map(|it| it.left).sum()), left(at, nodes))
         })
     }));
     bounds.extend([
@@ -93,12 +99,29 @@ pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
 
 /// MADs since the beginning of an event. The reported second is the one closest to the bound.
 fn self_clocked(phases: &[Phase], event: Event, nodes: f64) -> Bound {
-    worst(phases, event, "MADs up to a second", |seconds, at| {
-        let so_far = &seconds[..=at];
-        let sum = |of: fn(&Second) -> u64| count(so_far.iter().map(of).sum());
-        let unanswered = nodes * (UNANSWERED_AT_FIRST + UNANSWERED * count(at as u64));
-        (sum(|it| it.mads), unanswered + FOR_AN_ANSWER * sum(|it| it.answered))
-    })
+    worst(phases, event, "MADs up to a second", |seconds, at| mads(seconds, at, nodes))
+}
+
+/// MADs of daemons up to a second, and the most that they may be.
+fn mads(seconds: &[Second], at: usize, nodes: f64) -> (f64, f64) {
+    let so_far = &seconds[..=at];
+    let sum = |of: fn(&Second) -> u64| count(so_far.iter().map(of).sum());
+    let unanswered = nodes * (UNANSWERED_AT_FIRST + UNANSWERED * count(at as u64));
+    (sum(|it| it.mads), unanswered + FOR_AN_ANSWER * sum(|it| it.answered))
+}
+
+/// The most requests that are left to kernels up to a second.
+fn left(at: usize, nodes: f64) -> f64 {
+    let every = paths::Config::default().fallback_interval.as_secs_f64() * 0.75;
+    nodes * (1.0 + (count(at as u64 + 1) / every).floor())
+}
+
+/// The most MADs that a kernel has sent for one request up to a second of an event. The daemon leaves
+/// it to the kernel after 250 ms at the earliest.
+fn of_kernels(at: usize) -> f64 {
+    let since = Duration::from_secs(at as u64 + 1).saturating_sub(Duration::from_millis(250));
+    let sent = 1.0 + since.div_duration_f64(KERNEL_PATIENCE).floor();
+    sent.min(f64::from(KERNEL_SENDS))
 }
 
 /// Nodes that get a wrong path although they could know better. An event arrives within a second,
@@ -180,6 +203,13 @@ mod tests {
             assert_eq!(exceeded(event, &mads(6 * nodes + 1)), [what]);
             let answered = Second { answered: 1, ..mads(6 * nodes + 3) };
             assert_eq!(exceeded(event, &answered), [""; 0]);
+        }
+        // Four MADs per node more, of the kernel for the one request that is left to it.
+        let kernels = |kernels| Second { kernels, ..mads(6 * nodes) };
+        for event in [Event::PowerOn, Event::Moved, Event::Register, Event::Takeover] {
+            assert_eq!(exceeded(event, &kernels(4 * nodes)), [""; 0]);
+            let what = format!("{event}: MADs of daemons and kernels up to a second, in second 0");
+            assert_eq!(exceeded(event, &kernels(4 * nodes + 1)), [what]);
         }
         // In the first of five seconds: a fifth of the nodes, and the margin for chance at 200.
         let infos = |infos| Second { infos, ..Second::default() };

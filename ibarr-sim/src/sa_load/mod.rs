@@ -126,8 +126,8 @@ struct Second {
     kept: u64,
     connections: u64,
     infos: u64,
-    /// Requests left to the kernel, the MADs that it sent for them, and requests answered with no
-    /// path.
+    /// Requests left to the kernel, the MADs that it sent for them, and requests that failed, of these
+    /// and others.
     left: u64,
     kernels: u64,
     failed: u64,
