@@ -15,6 +15,7 @@ pub mod local_service;
 pub mod local_view;
 pub mod node;
 pub mod paths;
+pub mod places;
 pub mod request;
 pub mod resolver;
 pub mod responder;

@@ -30,6 +30,7 @@ use crate::ip2gid::client::{self, Client, SocketEvent};
 use crate::ip2gid::server::Local;
 use crate::local_service::{self, LocalService};
 use crate::paths::{self, Paths, PortName, Sought};
+use crate::places::Room;
 use crate::request::{FlightId, Outcome, PathFlightId, RequestId, Source, UserRequest};
 use crate::sa::{PortIndex, Rank};
 use crate::shares::{self, Limits, Shares, User};
@@ -59,26 +60,26 @@ pub struct Resolver {
 /// Limits for users' questions about addresses. All users together get a small part of the client's
 /// default number of flights. The number that may wait is what the control socket admits.
 pub const ADDRESSES: Limits = Limits {
-    of_user: 256,
-    of_all: 1024,
-    waiting_of_user: 8192,
-    waiting: 65_536,
+    under_way: Room { all: 1024, of_user: 256 },
+    waiting: Room { all: 65_536, of_user: 8192 },
     rate: 4096,
     burst: 512,
 };
 
 /// Limits for users' requests for paths, which load the administrator of a whole subnet.
-pub const PATHS: Limits =
-    Limits { of_user: 4, of_all: 16, waiting_of_user: 1024, waiting: 4096, rate: 20, burst: 20 };
+pub const PATHS: Limits = Limits {
+    under_way: Room { all: 16, of_user: 4 },
+    waiting: Room { all: 4096, of_user: 1024 },
+    rate: 20,
+    burst: 20,
+};
 
-/// The same for requests of the ACM service. Each comes from an application that connects, like those of
-/// the kernel, so there may be more of them. Of an SA's window they still have only the users' part.
+/// The same for requests of the ACM service. An application that starts on all nodes of a fabric asks for many paths
+/// at once, and then finds them in memory, which costs nothing.
 pub const ACM_PATHS: Limits = Limits {
-    of_user: 256,
-    of_all: 1024,
-    waiting_of_user: 4096,
-    waiting: 16_384,
-    rate: 1000,
+    under_way: Room { all: 1024, of_user: 256 },
+    waiting: Room { all: 16_384, of_user: 4096 },
+    rate: PATHS.rate,
     burst: 1000,
 };
 

@@ -3,8 +3,8 @@
 //! Shares of users: limits each user's requests, and lets users take turns. The kernel's requests
 //! do not pass here.
 //!
-//! A request is *admitted* if neither the user nor all users together have too many in progress,
-//! and the user has not exceeded its rate. Otherwise it waits, and users take turns as room becomes
+//! A request is *admitted* if neither the user nor all users together have too many in progress
+//! ([`Room`]), and the user has not exceeded its rate. Otherwise it waits, and users take turns as room becomes
 //! available. A request that is not admitted by its deadline is refused, but not sooner than
 //! [`PAUSE`] after its arrival: a caller that asks again at once gains nothing.
 
@@ -15,11 +15,9 @@ use std::time::Duration;
 use ibarr_common::Instant;
 
 use crate::counters::Counters;
+use crate::places::Room;
+pub use crate::places::User;
 use crate::timer::Timers;
-
-/// A user of this node.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct User(pub u32);
 
 /// What users ask for; each kind of request has limits of its own.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -50,14 +48,10 @@ impl fmt::Display for Kind {
 /// The limits of users' requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limits {
-    /// Requests of a user in progress.
-    pub of_user: usize,
-    /// Requests of all users in progress.
-    pub of_all: usize,
-    /// Requests of a user that wait.
-    pub waiting_of_user: usize,
-    /// Requests of all users that wait.
-    pub waiting: usize,
+    /// Requests in progress.
+    pub under_way: Room,
+    /// Requests that wait.
+    pub waiting: Room,
     /// Requests of a user that are admitted each second.
     pub rate: u32,
     /// Additional requests after a pause.
@@ -78,6 +72,8 @@ pub struct Shares<T> {
     refusals: Timers<Ticket>,
     next_ticket: u64,
     under_way: usize,
+    /// With more users than this, those without requests are forgotten.
+    many: usize,
     counters: Counters<Counter>,
 }
 
@@ -103,6 +99,7 @@ impl<T> Shares<T> {
             refusals: Timers::default(),
             next_ticket: 0,
             under_way: 0,
+            many: MANY_USERS,
             counters: Counters::default(),
         }
     }
@@ -122,9 +119,7 @@ impl<T> Shares<T> {
         self.counters.count(Counter::Requests);
         self.forget_idle(now);
         let account = self.users.entry(user).or_default();
-        let is_full = account.waiting.len() >= self.limits.waiting_of_user
-            || self.waiting.len() >= self.limits.waiting;
-        if is_full {
+        if !self.limits.waiting.admits(user, account.waiting.len(), self.waiting.len()) {
             self.counters.count(Counter::Refused);
             return Err(request);
         }
@@ -142,9 +137,6 @@ impl<T> Shares<T> {
     /// The next request that is admitted. The caller has to call [`Self::ended`] when it has its
     /// answer.
     pub fn poll_admitted(&mut self, now: Instant) -> Option<(User, T)> {
-        if self.under_way >= self.limits.of_all {
-            return None;
-        }
         for _ in 0..self.turns.len() {
             let user = self.turns.pop_front()?;
             let admitted = self.admit(now, user);
@@ -185,10 +177,10 @@ impl<T> Shares<T> {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let may_go = |user: &User| {
             let account = self.users.get(user)?;
-            (account.under_way < self.limits.of_user).then(|| account.next_at(&self.limits))
+            let has_room = self.limits.under_way.admits(*user, account.under_way, self.under_way);
+            has_room.then(|| account.next_at(&self.limits))
         };
-        let has_room = self.under_way < self.limits.of_all;
-        let next = self.turns.iter().filter(|_| has_room).filter_map(may_go).min();
+        let next = self.turns.iter().filter_map(may_go).min();
         [next, self.refusals.next()].into_iter().flatten().min()
     }
 
@@ -204,7 +196,8 @@ impl<T> Shares<T> {
 
     fn admit(&mut self, now: Instant, user: User) -> Option<(User, T)> {
         let account = self.users.get_mut(&user)?;
-        if account.under_way >= self.limits.of_user || account.next_at(&self.limits) > now {
+        let has_room = self.limits.under_way.admits(user, account.under_way, self.under_way);
+        if !has_room || account.next_at(&self.limits) > now {
             return None;
         }
         let ticket = account.waiting.pop_first()?;
@@ -218,8 +211,9 @@ impl<T> Shares<T> {
 
     /// Forgets users without requests, as soon as their rate no longer limits them.
     fn forget_idle(&mut self, now: Instant) {
-        if self.users.len() >= MANY_USERS {
+        if self.users.len() >= self.many {
             self.users.retain(|_, account| !account.is_idle(now));
+            self.many = MANY_USERS.max(2 * self.users.len());
         }
     }
 }
@@ -244,7 +238,7 @@ impl Limits {
     }
 }
 
-/// With more users than this, those without requests are forgotten.
+/// See [`Shares::many`], which grows with the users that cannot be forgotten yet.
 const MANY_USERS: usize = 64;
 
 crate::counters! {
@@ -265,8 +259,13 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { of_user: 2, of_all: 5, waiting_of_user: 8, waiting: 20, rate: 1000, burst: 100 };
+    const NONE: Room = Room { all: 8, of_user: 0 };
+    const LIMITS: Limits = Limits {
+        under_way: Room { all: 8, of_user: 2 },
+        waiting: Room { all: 24, of_user: 8 },
+        rate: 1000,
+        burst: 100,
+    };
     const START: Instant = Instant::from_nanos(1_000_000_000_000);
 
     fn later() -> Instant {
@@ -296,7 +295,7 @@ mod tests {
 
     #[test]
     fn refusal_comes_at_the_deadline_but_not_before_the_pause() {
-        let mut shares = Shares::new(Limits { of_user: 0, ..LIMITS });
+        let mut shares = Shares::new(Limits { under_way: NONE, ..LIMITS });
         shares.offer(START, User(1), 1, START).unwrap();
         shares.offer(START, User(1), 2, later()).unwrap();
         assert_eq!(shares.poll_timeout(), Some(START + PAUSE));
@@ -309,7 +308,8 @@ mod tests {
 
     #[test]
     fn user_is_admitted_at_its_rate_after_a_burst() {
-        let limits = Limits { of_user: 10, of_all: 10, rate: 10, burst: 3, ..LIMITS };
+        let under_way = Room { all: 20, of_user: 10 };
+        let limits = Limits { under_way, rate: 10, burst: 3, ..LIMITS };
         let mut shares = Shares::new(limits);
         for request in 0..8 {
             shares.offer(START, User(1), request, later()).unwrap();
@@ -326,14 +326,34 @@ mod tests {
 
     #[test]
     fn waiting_requests_are_bounded_per_user_and_in_total() {
-        let mut shares = Shares::new(Limits { of_user: 0, ..LIMITS });
+        let mut shares = Shares::new(Limits { under_way: NONE, ..LIMITS });
         let mut taken = Vec::new();
-        for user in 1..=3 {
+        for user in [1, 2, 3, 0] {
             let offers = (0..10).map(|n| shares.offer(START, User(user), n, later()));
             taken.push(offers.flatten().count());
         }
-        assert_eq!(taken, [8, 8, 4]);
-        assert_eq!(shares.counters().get(Counter::Refused), 10);
+        assert_eq!(taken, [8, 7, 1, 8], "the last eighth is root's");
+        assert_eq!(shares.counters().get(Counter::Refused), 16);
+    }
+
+    #[test]
+    fn slow_requests_of_many_users_leave_room_for_a_newcomer_and_root() {
+        let mut shares = Shares::new(LIMITS);
+        let users = [(1, 2), (2, 2), (3, 2), (4, 1), (5, 1), (6, 1), (0, 2)];
+        for (user, requests) in users {
+            for request in 0..requests {
+                shares.offer(START, User(user), request, later()).unwrap();
+            }
+        }
+        let admitted = |shares: &mut Shares<u32>| {
+            admitted(shares, START).into_iter().map(|(user, _)| user).collect::<Vec<_>>()
+        };
+        assert_eq!(admitted(&mut shares), [1, 2, 3, 4, 5, 6, 0, 0]);
+        shares.ended(User(4));
+        shares.ended(User::ROOT);
+        assert_eq!(admitted(&mut shares), [], "users that have one already wait");
+        shares.offer(START, User(7), 0, later()).unwrap();
+        assert_eq!(admitted(&mut shares), [7]);
     }
 
     #[test]
@@ -381,7 +401,8 @@ mod tests {
                     prop_assert!(done.insert(request));
                 }
                 let of = |user| under_way.iter().filter(|other| **other == User(user)).count();
-                prop_assert!((0..3).all(|user| of(user) <= LIMITS.of_user));
+                prop_assert!((0..3).all(|user| of(user) <= LIMITS.under_way.of_user));
+                prop_assert!(under_way.len() <= LIMITS.under_way.all);
                 prop_assert_eq!(shares.load(), (under_way.len(), offered - done.len()));
                 prop_assert!(shares.poll_timeout().is_none_or(|at| at > now));
                 prop_assert_eq!(shares.turns.len(), shares.users.values()

@@ -312,7 +312,7 @@ fn user_with_many_path_requests_is_held_to_its_rate() {
     let mut asked = 0;
     for _ in 0..200 {
         let questions = rig.sa(path(0));
-        assert!(questions.len() <= PATHS.of_user, "{}", questions.len());
+        assert!(questions.len() <= PATHS.under_way.of_user, "{}", questions.len());
         asked += questions.len();
         rig.pass(Duration::from_millis(5));
     }
