@@ -4,10 +4,10 @@
 //!
 //! The server has its own thread, so that a user who connects again and again delays neither peers
 //! nor requests of the kernel. It accepts every connection at once, because a full listen queue
-//! would block root; a connection without room in [`Places`] is told so and closed.
+//! would block root; a connection that finds no room in [`Connections`], or gives way, is told so and closed.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use ibarr_common::Instant;
+use ibarr_proto::places::{Full, Room};
 use ibarr_proto::retry::Repair;
 use nix::errno::Errno;
 use thiserror::Error;
@@ -28,7 +29,7 @@ use tracing::{debug, warn};
 
 use super::access::{Access, GroupId};
 use super::messages::{Failure, FailureKind, Request, Response};
-use super::places::{Class, Place, Places, Refusal};
+use super::places::{CONTROL, Connections, Place};
 use super::run_dir::{self, RunDir};
 use crate::causes::chain;
 use crate::sys::clock;
@@ -56,7 +57,7 @@ pub struct Control {
     /// Which processes may change the daemon.
     pub access: Access,
     /// Open connections.
-    pub places: Places,
+    pub connections: Connections,
     /// Counters of the control socket.
     pub counters: Arc<Counters>,
     /// Why no program finds the control socket.
@@ -64,10 +65,10 @@ pub struct Control {
 }
 
 impl Control {
-    /// Without connections; `connections` is the limit for each class of users.
+    /// Without connections; there may be `connections`.
     pub fn new(access: Access, connections: usize) -> Self {
-        let (places, closed) = (Places::new(connections), watch::Sender::default());
-        Self { access, places, counters: Arc::default(), closed }
+        let connections = Connections::new(Room { all: connections, ..CONTROL });
+        Self { access, connections, counters: Arc::default(), closed: watch::Sender::default() }
     }
 }
 
@@ -79,6 +80,9 @@ const IDLE: Duration = Duration::from_secs(10);
 
 /// Pause after an error of accept(2), which other processes may cause (`EMFILE`).
 const PAUSE: Duration = Duration::from_millis(100);
+
+const ALL_TAKEN: &str =
+    "the connections to the control socket are all in use, and no user has more: try again later";
 
 /// Time to write the last answers when the daemon ends.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
@@ -220,21 +224,21 @@ impl Accepting {
 
     fn admit(&mut self, stream: UnixStream) {
         let Ok(peer) = Peer::of(stream.as_fd()) else { return };
-        let class = match peer {
-            peer if peer.is_root_or_us() => Class::Root,
-            peer if self.control.access.has_member(stream.as_fd(), peer) => Class::Member,
-            _ => Class::Other,
-        };
-        match self.control.places.take(class, peer.uid) {
-            Ok(place) => self.seat(stream, peer, place),
-            Err(refusal) => {
-                let counter = match refusal {
-                    Refusal::User(_) => Counter::ControlUserFull,
-                    Refusal::Class(_) => Counter::ControlClassFull,
-                };
-                self.refuse(stream, counter, refusal.into());
+        let (counter, message) = match self.control.connections.take(peer.user()) {
+            Ok(place) => return self.seat(stream, peer, place),
+            Err(Full::User) => {
+                let Peer { uid, .. } = peer;
+                let message = format!(
+                    "user {uid} has {} connections to the control socket, the limit for one user: \
+                     end some of them, or try again later",
+                    CONTROL.of_user
+                );
+                (Counter::ControlUserFull, message)
             }
-        }
+            Err(Full::All) => (Counter::ControlAllFull, ALL_TAKEN.to_owned()),
+        };
+        self.control.counters.count(counter);
+        refuse(&stream, message);
     }
 
     /// The last descriptor is reserved for root.
@@ -242,36 +246,44 @@ impl Accepting {
         if Peer::of(stream.as_fd()).is_ok_and(Peer::is_root_or_us) {
             return self.admit(stream);
         }
-        let message = "the daemon has no descriptor left: raise its LimitNOFILE".to_owned();
-        let failure = Failure { kind: FailureKind::Overloaded, message };
-        self.refuse(stream, Counter::ControlNoDescriptor, failure);
+        self.control.counters.count(Counter::ControlNoDescriptor);
+        refuse(&stream, "the daemon has no descriptor left: raise its LimitNOFILE".to_owned());
     }
 
-    fn seat(&mut self, stream: UnixStream, peer: Peer, place: Place) {
+    fn seat(
+        &mut self,
+        mut stream: UnixStream,
+        peer: Peer,
+        (place, stays): (Place, oneshot::Receiver<()>),
+    ) {
         let Control { access, counters, .. } = self.control.clone();
         let asks = self.asks.clone();
         counters.count(Counter::ControlConnections);
         self.talks.spawn(async move {
-            if let Err(error) = converse(stream, peer, &access, &asks).await {
+            let ended = tokio::select! {
+                ended = converse(&mut stream, peer, &access, &asks, &place) => ended,
+                _ = stays => {
+                    counters.count(Counter::ControlGaveWay);
+                    return refuse(&stream, ALL_TAKEN.to_owned());
+                }
+            };
+            if let Err(error) = ended {
                 if error.kind() == ErrorKind::TimedOut {
                     counters.count(Counter::ControlTimedOut);
                 }
                 debug!(%error, "control connection ended");
             }
-            drop(place);
         });
     }
+}
 
-    /// Reports the reason, and closes.
-    fn refuse(&self, stream: UnixStream, counter: Counter, failure: Failure) {
-        self.control.counters.count(counter);
-        let Ok(mut json) = serde_json::to_vec(&Response::from(failure)) else { return };
-        json.push(b'\n');
-        if let Ok(mut stream) = stream.into_std() {
-            // The send buffer is empty, so there is room, unless the peer is gone.
-            drop(stream.write_all(&json));
-        }
-    }
+/// Reports the reason.
+fn refuse(stream: &UnixStream, message: String) {
+    let failure = Failure { kind: FailureKind::Overloaded, message };
+    let Ok(mut json) = serde_json::to_vec(&Response::from(failure)) else { return };
+    json.push(b'\n');
+    // A new connection has room for it, unless its peer is gone.
+    drop(stream.try_write(&json));
 }
 
 fn reserve() -> Option<File> {
@@ -284,10 +296,11 @@ fn is_shortage(error: &io::Error) -> bool {
 }
 
 async fn converse(
-    mut stream: UnixStream,
+    stream: &mut UnixStream,
     peer: Peer,
     access: &Access,
     asks: &mpsc::Sender<Ask>,
+    place: &Place,
 ) -> io::Result<()> {
     let (read, mut write) = stream.split();
     let mut read = BufReader::new(read);
@@ -305,6 +318,7 @@ async fn converse(
             return Ok(());
         }
         let complete = line.last() == Some(&b'\n');
+        place.touch();
         let socket = read.get_ref().as_ref().as_fd();
         let allowed = |request: Request| {
             if request.needs_right() && !access.may_change(socket, peer) {
@@ -314,7 +328,7 @@ async fn converse(
         };
         let response = match parse(&line, complete).and_then(allowed) {
             Err(error) => error.into(),
-            Ok(request) => answer(request, peer.uid, asks, &mut read, &mut write).await?,
+            Ok(request) => answer(request, peer.user().0, asks, &mut read, &mut write).await?,
         };
         write_line(&mut write, &response).await?;
         if !complete {
@@ -418,7 +432,8 @@ mod tests {
 
     /// The answers to `lines` from `peer`, where the engine grants every request.
     async fn told(peer: Peer, access: &Access, lines: &[&str]) -> Vec<Response> {
-        let (mut near, far) = UnixStream::pair().unwrap();
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        let (place, _stays) = Connections::new(CONTROL).take(peer.user()).unwrap();
         let (asks, mut asked) = mpsc::channel::<Ask>(1);
         let engine = tokio::spawn(async move {
             while let Some(Ask { answer, .. }) = asked.recv().await {
@@ -427,8 +442,8 @@ mod tests {
         });
         near.write_all(lines.concat().as_bytes()).await.unwrap();
         near.shutdown().await.unwrap();
-        converse(far, peer, access, &asks).await.unwrap();
-        drop(asks);
+        converse(&mut far, peer, access, &asks, &place).await.unwrap();
+        drop((asks, far));
         engine.await.unwrap();
         let mut answers = String::new();
         near.read_to_string(&mut answers).await.unwrap();
@@ -485,11 +500,12 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn connection_carries_many_requests_and_ends_with_its_peer() {
-        let (mut near, far) = UnixStream::pair().unwrap();
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        let (place, _stays) = Connections::new(CONTROL).take(NOBODY.user()).unwrap();
         let (asks, mut asked) = mpsc::channel::<Ask>(1);
         let server = tokio::spawn(async move {
             let access = Access::start(|| Ok(None)).unwrap();
-            converse(far, NOBODY, &access, &asks).await
+            converse(&mut far, NOBODY, &access, &asks, &place).await
         });
         let engine = tokio::spawn(async move {
             let mut requests = Vec::new();

@@ -144,7 +144,8 @@ impl Engine {
                 Cause::ConnectionsRefused,
                 &[
                     transport::Counter::ControlUserFull,
-                    transport::Counter::ControlClassFull,
+                    transport::Counter::ControlAllFull,
+                    transport::Counter::ControlGaveWay,
                     transport::Counter::ControlNoDescriptor,
                 ],
             ),

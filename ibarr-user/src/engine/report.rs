@@ -95,11 +95,12 @@ impl Engine {
     fn control_status(&self) -> ControlStatus {
         let refused = [
             transport::Counter::ControlUserFull,
-            transport::Counter::ControlClassFull,
+            transport::Counter::ControlAllFull,
+            transport::Counter::ControlGaveWay,
             transport::Counter::ControlNoDescriptor,
         ];
         ControlStatus {
-            connections: self.control.places.len(),
+            connections: self.control.connections.count(),
             refused: refused.iter().map(|&counter| self.control.counters.get(counter)).sum(),
             group: self.control.access.group().to_string(),
         }

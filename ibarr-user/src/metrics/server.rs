@@ -6,6 +6,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,25 +18,27 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use ibarr_proto::places::Room;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::{interval, sleep, timeout};
 use tracing::{debug, info};
 
 use crate::causes::chain;
 use crate::config::Listen;
 use crate::control::messages::{Body, Request as Question};
+use crate::control::places::Connections;
 use crate::control::server::Ask;
-use crate::sys::clock;
+use crate::sys::{clock, peer};
 use crate::transport::socket_file::{self, LOOK, SocketFile};
 use crate::transport::{Counter, Counters};
 
-/// Connections at once; a further one is closed.
-const CONNECTIONS: usize = 8;
+/// Connections at once.
+const CONNECTIONS: Room = Room { all: 16, of_user: 4 };
 
-/// A connection is closed after this, whatever it does.
+/// A connection is closed after this, whatever it does, or before, if another user has none.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a document is given to other clients, too.
@@ -129,7 +132,7 @@ async fn serve(
     source: Arc<Source>,
     counters: &Counters,
 ) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Connections::new(CONNECTIONS);
     loop {
         let listen = wish.borrow_and_update().clone();
         let Some(listen) = listen else {
@@ -194,7 +197,7 @@ impl Socket {
 
     async fn accept_all(
         &mut self,
-        places: &Arc<Semaphore>,
+        places: &Connections,
         source: &Arc<Source>,
         failing: &watch::Sender<Option<String>>,
         counters: &Counters,
@@ -235,22 +238,25 @@ impl Socket {
 }
 
 /// Serves the connection, or closes it if there are too many.
-fn seat<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+fn seat<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
     stream: S,
-    places: &Arc<Semaphore>,
+    places: &Connections,
     source: &Arc<Source>,
 ) {
-    let Ok(place) = Arc::clone(places).try_acquire_owned() else {
+    let Ok((place, stays)) = places.take(peer::user(stream.as_fd())) else {
         return debug!("too many connections for metrics");
     };
-    drop(tokio::spawn(converse(stream, place, Arc::clone(source))));
+    let source = Arc::clone(source);
+    drop(tokio::spawn(async move {
+        tokio::select! {
+            () = converse(stream, source) => {}
+            _ = stays => debug!("connection for metrics: gives way"),
+        }
+        drop(place);
+    }));
 }
 
-async fn converse(
-    stream: impl AsyncRead + AsyncWrite + Unpin,
-    place: OwnedSemaphorePermit,
-    source: Arc<Source>,
-) {
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, source: Arc<Source>) {
     let answer = service_fn(move |request| answer(request, Arc::clone(&source)));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -263,7 +269,6 @@ async fn converse(
         Ok(Err(error)) => debug!(%error, "connection for metrics"),
         Err(_) => debug!("connection for metrics: too slow"),
     }
-    drop(place);
 }
 
 async fn answer(

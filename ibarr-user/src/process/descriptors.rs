@@ -12,19 +12,18 @@ pub struct Budget {
     limit: u64,
     /// Query sockets of each IP version; the same number may be in grace.
     pub query_sockets: u8,
-    /// Connections to the control socket, for each class of users.
+    /// Connections to the control socket.
     pub connections: usize,
     /// Clients of ACM.
     pub acm_clients: usize,
 }
 
 /// Descriptors for all else: about 50 with BPF programs, two for each interface and port, files
-/// that are read, and about 15 for the metrics.
-const REST: u64 = 96;
+/// that are read, and about 25 for the metrics.
+const REST: u64 = 104;
 /// The largest configurable number of query sockets.
 const MOST_SOCKETS: u64 = 64;
-const CLASSES: u64 = 3;
-const MOST_ACM_CLIENTS: u64 = 10_000;
+const MOST_ACM_CLIENTS: u64 = 12_000;
 
 impl Budget {
     /// The shares of the hard limit, to which the soft limit is raised.
@@ -36,13 +35,13 @@ impl Budget {
     fn of(limit: u64) -> Self {
         let left = limit.saturating_sub(REST);
         let query_sockets = (left / 2 / 4).clamp(1, MOST_SOCKETS);
-        let most = u64::try_from(places::OF_CLASS).unwrap_or(u64::MAX);
-        let connections = (left.saturating_sub(query_sockets * 4) / CLASSES).clamp(2, most);
-        let rest = left.saturating_sub(query_sockets * 4 + connections * CLASSES);
+        let most = u64::try_from(places::CONTROL.all).unwrap_or(u64::MAX);
+        let connections = left.saturating_sub(query_sockets * 4).clamp(6, most);
+        let rest = left.saturating_sub(query_sockets * 4 + connections);
         Self {
             limit,
             query_sockets: u8::try_from(query_sockets).unwrap_or(1),
-            connections: usize::try_from(connections).unwrap_or(2),
+            connections: usize::try_from(connections).unwrap_or(6),
             acm_clients: usize::try_from(rest.min(MOST_ACM_CLIENTS)).unwrap_or(0),
         }
     }
@@ -50,12 +49,12 @@ impl Budget {
     /// A warning if this is less than a daemon with `sockets` configured query sockets needs.
     pub fn shortage(&self, sockets: u8) -> Option<String> {
         let Self { limit, query_sockets, connections, .. } = self;
-        let is_enough = *query_sockets >= sockets && *connections == places::OF_CLASS;
+        let is_enough = *query_sockets >= sockets && *connections == places::CONTROL.all;
         (!is_enough).then(|| {
             format!(
                 "the process may have only {limit} descriptors: queries leave from at most \
-                 {query_sockets} sockets of each IP version, and root, group ibarr and others have \
-                 {connections} connections each; give it 1024 (LimitNOFILE=, ulimit -n)"
+                 {query_sockets} sockets of each IP version, and all users have {connections} \
+                 connections; give it 1024 (LimitNOFILE=, ulimit -n)"
             )
         })
     }
@@ -70,10 +69,10 @@ mod tests {
         for limit in 0..5000 {
             let budget = Budget::of(limit);
             let most = u64::from(budget.query_sockets) * 4
-                + budget.connections as u64 * CLASSES
+                + budget.connections as u64
                 + budget.acm_clients as u64;
             assert!(most + REST <= limit.max(REST + 4 + 6), "{budget:?}");
-            assert!(budget.query_sockets >= 1 && budget.connections >= 2);
+            assert!(budget.query_sockets >= 1 && budget.connections >= 6);
         }
         assert_eq!(Budget::of(1024).shortage(32), None);
         assert_eq!(Budget::of(1024).shortage(64), None);

@@ -289,7 +289,7 @@ fn send(
     sent.map(drop).map_err(io::Error::from)
 }
 
-fn socket_addr(address: &SockaddrStorage) -> Option<SocketAddr> {
+pub(super) fn socket_addr(address: &SockaddrStorage) -> Option<SocketAddr> {
     if let Some(v4) = address.as_sockaddr_in() {
         return Some(SocketAddrV4::from(*v4).into());
     }

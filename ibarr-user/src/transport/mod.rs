@@ -25,7 +25,7 @@
 //! | clients of ACM: new ones, and late replies | tasks → engine | [`ACM_EVENTS`] | the connection waits |
 //! | clients of ACM that have sent something | the runtime → engine | each client once | |
 //! | orders for the sockets of ACM, what became of them | engine ↔ thread | 1 each: there is one order at a time | |
-//! | names, their addresses | engine ↔ threads of the resolver | [`NAMES`] each: as many as the core asks for | the engine is told that the name is unknown; the threads wait |
+//! | addresses of names | threads of the resolver → engine | [`NAMES`] | the threads wait |
 //! | preloaded files | thread → engine | 1: there is one such thread | |
 
 pub mod acm;
@@ -71,8 +71,8 @@ pub const SNAPSHOT_EVENTS: usize = 4;
 pub const ASKS: usize = 32;
 /// Depth of the channel for clients of ACM.
 pub const ACM_EVENTS: usize = 64;
-/// Depth of the channels for names.
-pub const NAMES: usize = 256;
+/// Depth of the channel for the addresses of names.
+pub const NAMES: usize = 64;
 
 ibarr_proto::counters! {
     /// Counters of the transports.
@@ -138,8 +138,10 @@ ibarr_proto::counters! {
         ControlConnections = normal("control.connections"),
         /// Connections refused because their user had reached the limit.
         ControlUserFull = error("control.refused-user"),
-        /// Connections refused because the users of their class had reached the limit.
-        ControlClassFull = error("control.refused-class"),
+        /// Connections refused because all were taken, and no user had more.
+        ControlAllFull = error("control.refused-all"),
+        /// Connections closed because there was no room for a user with fewer, or none.
+        ControlGaveWay = error("control.gave-way"),
         /// Connections refused because the process had no descriptor left.
         ControlNoDescriptor = error("control.refused-descriptors"),
         /// Connections closed because no complete request came in time, or an answer was not read
