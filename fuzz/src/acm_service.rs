@@ -10,8 +10,9 @@ use ibarr_common::wire::acm::{
     self, Address, Ask as Wanted, MAX_REQUEST_LEN, Name, Of, Reply, Request, Resolve, Tid,
 };
 use ibarr_common::wire::path_record::PathRecordWire;
-use ibarr_proto::acm::{Acm, Ask, ClientId, Config, Hosts, Input, MAX_NAMES, NotNamed, Output};
+use ibarr_proto::acm::{Acm, Ask, ClientId, Config, Hosts, Input, NAMES as LOOK_UPS, Output};
 use ibarr_proto::paths;
+use ibarr_proto::places::Room;
 use ibarr_proto::request::{LookupId, Outcome, Source};
 use ibarr_proto::shares::User;
 
@@ -37,7 +38,8 @@ pub fn acm_service(script: &[u8]) {
 }
 
 /// So few that histories reach each bound.
-const CONFIG: Config = Config { max_clients: 6, max_of_user: 3, patience: Duration::from_secs(2) };
+const CONFIG: Config =
+    Config { clients: Room { all: 7, of_user: 3 }, patience: Duration::from_secs(2) };
 
 const TARGETS: [&str; 4] = ["10.2.0.5", "10.2.0.6", "fd00:2::5", "224.0.0.1"];
 const NAMES: [&str; 4] = ["node1", "NODE1", "node2", "listed"];
@@ -136,14 +138,17 @@ impl World {
     fn connect(&mut self, user: User) {
         let client = ClientId(self.connected);
         self.connected += 1;
-        let of_user = self.clients.values().filter(|client| client.user == user).count();
-        let has_room = self.clients.len() < CONFIG.max_clients && of_user < CONFIG.max_of_user;
+        self.clients.insert(client, Client { user, asked_at: None });
         self.core.handle_input(self.now, Input::Connected { client, user });
-        if has_room {
-            self.clients.insert(client, Client { user, asked_at: None });
-        } else {
-            assert_eq!(self.core.poll_output(), Some(Output::Close(client)));
+        if let Some(output) = self.core.poll_output() {
+            let Output::Close(closed) = output else { panic!("{output:?}") };
+            let closed = self.clients.remove(&closed).expect("connected");
+            assert!(closed.user != User::ROOT, "root has room");
         }
+        let of = |user| self.clients.values().filter(|client| client.user == user).count();
+        let others = self.clients.len() - of(User::ROOT);
+        assert!(others < CONFIG.clients.all && self.clients.len() <= CONFIG.clients.all);
+        assert!(user == User::ROOT || (1..=CONFIG.clients.of_user).contains(&of(user)));
         self.listen();
     }
 
@@ -172,12 +177,7 @@ impl World {
         let name = script.choose(&self.names).unwrap_or(name(script));
         self.names.retain(|waiting| *waiting != name);
         let found: Vec<_> = (0..script.byte() % 4).map(|_| target(script)).collect();
-        let addresses = match script.byte() % 4 {
-            0 => Err(NotNamed::Unknown),
-            1 => Err(NotNamed::Late),
-            _ => Ok(&found[..]),
-        };
-        self.input(Input::Addresses { name, addresses });
+        self.input(Input::Addresses { name, addresses: &found });
     }
 
     /// Answers a question of the core, or one that it has not asked, sometimes twice.
@@ -259,10 +259,10 @@ impl World {
         while let Some(output) = self.core.poll_output() {
             match output {
                 Output::Route { id, .. } => self.searches.push(id),
-                Output::LookUp { name, .. } => {
+                Output::LookUp(name) => {
                     assert!(!self.names.contains(&name), "a name is looked up twice at once");
                     self.names.push(name);
-                    assert!(self.names.len() <= MAX_NAMES, "too many names are looked up");
+                    assert!(self.names.len() <= LOOK_UPS.under_way.all, "too many names are looked up");
                 }
                 Output::Reply(transmit) => {
                     let client = self.clients.get_mut(&transmit.client).expect("connected");

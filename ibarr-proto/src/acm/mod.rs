@@ -31,12 +31,13 @@ use ibarr_common::wire::sa::PathQuery;
 
 pub use self::endpoints::{Found, addresses, find};
 pub use self::hosts::Hosts;
-pub use self::names::MAX_FLIGHTS as MAX_NAMES;
+pub use self::names::NAMES;
 use self::names::{Addresses, Names};
-pub use self::types::{Ask, ClientId, Config, Counter, Input, NotNamed, Output, Transmit, Which};
+pub use self::types::{Ask, ClientId, Config, Counter, Input, Output, Transmit, Which};
 use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::paths::{self, PortName};
+use crate::places::Places;
 use crate::request::{self, LookupId, Outcome};
 use crate::shares::User;
 use crate::timer::Timers;
@@ -46,8 +47,9 @@ use crate::timer::Timers;
 pub struct Acm {
     config: Config,
     clients: BTreeMap<ClientId, Client>,
-    /// How many clients each user has.
-    users: BTreeMap<User, usize>,
+    places: Places<ClientId>,
+    /// When the rest of a message is due.
+    halves: Timers<ClientId>,
     /// Each in its own place, because the map moves its entries.
     lookups: BTreeMap<LookupId, Box<Lookup>>,
     hosts: Hosts,
@@ -132,7 +134,8 @@ impl Acm {
         Self {
             config,
             clients: BTreeMap::new(),
-            users: BTreeMap::new(),
+            places: Places::new(config.clients),
+            halves: Timers::default(),
             lookups: BTreeMap::new(),
             hosts: Hosts::default(),
             names: Names::default(),
@@ -148,6 +151,7 @@ impl Acm {
 
     /// Replaces the configuration. Connected clients stay.
     pub fn reconfigure(&mut self, config: Config) {
+        self.places.set_room(config.clients);
         self.config = config;
     }
 
@@ -171,6 +175,11 @@ impl Acm {
         match input {
             Input::Connected { client, user } => self.connected(client, user),
             Input::Message { client, bytes } => self.asked(now, client, bytes),
+            Input::Part { client } => {
+                if self.clients.contains_key(&client) && !self.halves.contains(client) {
+                    self.halves.set(client, Some(now + self.config.patience));
+                }
+            }
             Input::Gone { client } => self.gone(client),
             Input::NotTaken { client } => {
                 self.counters.count(Counter::NotTaken);
@@ -186,16 +195,22 @@ impl Acm {
         }
     }
 
-    /// Ends the searches whose time is over.
+    /// Ends the searches and connections whose time is over.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(id) = self.deadlines.pop(now) {
             self.refuse(id, Status::TimedOut);
         }
+        while let Some(client) = self.halves.pop(now) {
+            self.counters.count(Counter::Unfinished);
+            self.close(client);
+        }
+        self.start_look_ups(now);
     }
 
     /// When to call [`Self::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.deadlines.next()
+        let next = [self.deadlines.next(), self.halves.next(), self.names.poll_timeout()];
+        next.into_iter().flatten().min()
     }
 
     /// The next question for another core.
@@ -346,26 +361,21 @@ impl Acm {
     }
 
     fn connected(&mut self, client: ClientId, user: User) {
-        let of_user = self.users.entry(user).or_default();
-        if self.clients.len() >= self.config.max_clients || *of_user >= self.config.max_of_user {
-            if *of_user == 0 {
-                self.users.remove(&user);
-            }
+        let Ok(gone) = self.places.take(user, client) else {
             self.counters.count(Counter::ClientsRefused);
             return self.outputs.push_back(Output::Close(client));
+        };
+        if let Some(gone) = gone {
+            self.counters.count(Counter::ClientsGaveWay);
+            self.close(gone);
         }
-        *of_user += 1;
         self.clients.insert(client, Client { user, waits_for: None });
     }
 
     fn gone(&mut self, client: ClientId) {
-        let Some(Client { user, waits_for }) = self.clients.remove(&client) else { return };
-        if let Some(of_user) = self.users.get_mut(&user) {
-            *of_user -= 1;
-            if *of_user == 0 {
-                self.users.remove(&user);
-            }
-        }
+        let Some(Client { waits_for, .. }) = self.clients.remove(&client) else { return };
+        self.places.leave(client);
+        self.halves.set(client, None);
         if let Some(id) = waits_for {
             self.forget(id);
         }
@@ -373,6 +383,8 @@ impl Acm {
 
     fn asked(&mut self, now: Instant, client: ClientId, bytes: &[u8]) {
         let Some(&Client { user, waits_for }) = self.clients.get(&client) else { return };
+        self.halves.set(client, None);
+        self.places.touch(client);
         let request = match Request::parse(bytes) {
             _ if waits_for.is_some() => return self.close(client),
             Ok(request) => request,

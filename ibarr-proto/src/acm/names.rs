@@ -14,10 +14,11 @@ use ibarr_common::Instant;
 use ibarr_common::wire::acm::{Address, Name, Status};
 
 use super::hosts::folded;
-use super::{Acm, Ask, Counter, End, Known, Lookup, NotNamed, Output, Target};
+use super::{Acm, Ask, Counter, End, Known, Lookup, Output, Target};
 use crate::ip2gid::Question;
+use crate::places::Room;
 use crate::request::LookupId;
-use crate::shares::User;
+use crate::shares::{Limits, Shares, User};
 
 impl Acm {
     /// Finds out what the names of a search stand for, then where its path starts.
@@ -39,64 +40,72 @@ impl Acm {
         }
         self.not_remembered(id);
         for name in missing {
-            self.look_up(id, &name);
+            self.look_up(now, id, name);
+        }
+        self.start_look_ups(now);
+    }
+
+    fn look_up(&mut self, now: Instant, id: LookupId, name: Name) {
+        let Some(lookup) = self.lookups.get(&id) else { return };
+        let Lookup { client, user, deadline, .. } = **lookup;
+        if self.names.is_under_way(&name) {
+            // No client waits for this search, and another search remembers the name.
+            if client.is_none() {
+                self.forget(id);
+            } else {
+                self.names.join(&name, id, user);
+            }
+        } else if self.names.shares.offer(now, user, (id, name), deadline).is_err() {
+            self.counters.count(Counter::NamesRefused);
+            self.refuse(id, Status::NoMemory);
         }
     }
 
-    fn look_up(&mut self, id: LookupId, name: &Name) {
-        let Some(lookup) = self.lookups.get(&id) else { return };
-        let Lookup { client, user, deadline, .. } = **lookup;
-        // No client waits for this search, and another search remembers the name.
-        if client.is_none() && self.names.is_under_way(name) {
-            self.forget(id);
-            return;
-        }
-        match self.names.join(name, id, user) {
-            Joined::Waits => {}
-            Joined::First => {
+    /// Has the driver look up the names for which their users have room.
+    pub(super) fn start_look_ups(&mut self, now: Instant) {
+        // Their searches have the same deadline.
+        while self.names.shares.poll_refused(now).is_some() {}
+        while let Some((user, (id, name))) = self.names.shares.poll_admitted(now) {
+            let is_first = if !self.lookups.contains_key(&id) {
+                false
+            } else if let Some(addresses) = self.names.lookup(now, &name) {
+                self.is_called(id, &name, Some(addresses));
+                false
+            } else {
+                self.names.join(&name, id, user)
+            };
+            if is_first {
                 self.counters.count(Counter::NamesAsked);
-                self.outputs.push_back(Output::LookUp { name: *name, deadline });
-            }
-            Joined::Full => {
-                self.counters.count(Counter::NamesRefused);
-                self.refuse(id, Status::NoMemory);
+                self.outputs.push_back(Output::LookUp(name));
+            } else {
+                self.names.shares.ended(user);
             }
         }
     }
 
     /// The driver has looked a name up.
-    pub(super) fn named(
-        &mut self,
-        now: Instant,
-        name: Name,
-        addresses: Result<&[IpAddr], NotNamed>,
-    ) {
-        if addresses == Err(NotNamed::Late) {
-            // Others may have joined meanwhile, and still wait.
-            let of = |id| Some(self.lookups.get(&id)?.deadline);
-            if let Some(deadline) = self.names.waiters(&name).filter_map(of).max() {
-                return self.outputs.push_back(Output::LookUp { name, deadline });
-            }
-        }
-        let addresses = addresses.ok().and_then(Addresses::new);
+    pub(super) fn named(&mut self, now: Instant, name: Name, addresses: &[IpAddr]) {
+        let addresses = Addresses::new(addresses);
         for id in self.names.land(now, &name, addresses) {
-            let Some(lookup) = self.lookups.get_mut(&id) else { continue };
-            let Known::Said { source, target } = &mut lookup.known else { continue };
-            let is_it =
-                |end: &End| matches!(end, End::Name(other) if folded(other) == folded(&name));
-            let Some(addresses) = addresses else {
-                let is_source = source.as_ref().is_some_and(is_it);
-                let status =
-                    if is_source { Status::SourceAddress } else { Status::DestinationAddress };
-                self.refuse(id, status);
-                continue;
-            };
-            for end in source.iter_mut().chain([target]).filter(|end| is_it(end)) {
-                *end = End::Addresses(addresses);
-            }
-            if lookup.known.names().next().is_none() {
-                self.seek_source(id);
-            }
+            self.is_called(id, &name, addresses);
+        }
+        self.start_look_ups(now);
+    }
+
+    fn is_called(&mut self, id: LookupId, name: &Name, addresses: Option<Addresses>) {
+        let Some(lookup) = self.lookups.get_mut(&id) else { return };
+        let Known::Said { source, target } = &mut lookup.known else { return };
+        let is_it = |end: &End| matches!(end, End::Name(other) if folded(other) == folded(name));
+        let Some(addresses) = addresses else {
+            let is_source = source.as_ref().is_some_and(is_it);
+            let status = if is_source { Status::SourceAddress } else { Status::DestinationAddress };
+            return self.refuse(id, status);
+        };
+        for end in source.iter_mut().chain([target]).filter(|end| is_it(end)) {
+            *end = End::Addresses(addresses);
+        }
+        if lookup.known.names().next().is_none() {
+            self.seek_source(id);
         }
     }
 
@@ -148,8 +157,10 @@ impl Known {
 }
 
 /// The names that the driver looks up, each once, and those that are remembered.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Names {
+    /// The names that searches wait for, as far as nobody looks them up.
+    shares: Shares<(LookupId, Name)>,
     flights: BTreeMap<String, Flight>,
     remembered: BTreeMap<String, Remembered>,
     /// In the order of their expiry, which is that of learning.
@@ -176,22 +187,13 @@ pub(super) struct Addresses {
     pub(super) other: Option<IpAddr>,
 }
 
-/// What becomes of a search that needs a name.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Joined {
-    /// The driver has to look the name up.
-    First,
-    /// The driver does so already.
-    Waits,
-    /// There is no room.
-    Full,
-}
-
-/// How many names the driver looks up at once.
-pub const MAX_FLIGHTS: usize = 256;
-
-/// How many of them may be one user's.
-pub(super) const MAX_OF_USER: usize = MAX_FLIGHTS / 4;
+/// Names that are looked up at once, each by a thread. A resolver may hang, and cannot be stopped, so a user has few.
+pub const NAMES: Limits = Limits {
+    under_way: Room { all: 256, of_user: 8 },
+    waiting: Room { all: 4096, of_user: 1024 },
+    rate: 1000,
+    burst: 1000,
+};
 
 /// How many names are remembered. Beyond that, the oldest is forgotten.
 const MAX_REMEMBERED: usize = 4096;
@@ -199,31 +201,41 @@ const MAX_REMEMBERED: usize = 4096;
 /// How long a name is remembered. The resolver does not say how long it is valid.
 const TTL: Duration = Duration::from_mins(1);
 
+impl Default for Names {
+    fn default() -> Self {
+        let (flights, remembered) = (BTreeMap::new(), BTreeMap::new());
+        Self { shares: Shares::new(NAMES), flights, remembered, by_expiry: VecDeque::new() }
+    }
+}
+
 impl Names {
-    pub(super) fn lookup(&self, now: Instant, name: &Name) -> Option<Addresses> {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.shares.poll_timeout()
+    }
+
+    fn lookup(&self, now: Instant, name: &Name) -> Option<Addresses> {
         let remembered = self.remembered.get(&folded(name))?;
         (now < remembered.until).then_some(remembered.addresses)
     }
 
     /// Whether the driver is looking a name up.
-    pub(super) fn is_under_way(&self, name: &Name) -> bool {
+    fn is_under_way(&self, name: &Name) -> bool {
         self.flights.contains_key(&folded(name))
     }
 
-    pub(super) fn join(&mut self, name: &Name, id: LookupId, user: User) -> Joined {
-        let of_user = || self.flights.values().filter(|flight| flight.user == user).count();
-        let is_full = self.flights.len() >= MAX_FLIGHTS || of_user() >= MAX_OF_USER;
-        match self.flights.entry(folded(name)) {
-            Entry::Occupied(mut flight) => {
-                flight.get_mut().waiters.insert(id);
-                Joined::Waits
-            }
-            Entry::Vacant(_) if is_full => Joined::Full,
-            Entry::Vacant(entry) => {
-                entry.insert(Flight { user, waiters: BTreeSet::from([id]) });
-                Joined::First
-            }
-        }
+    /// A search waits for a name. Returns whether it is the first.
+    fn join(&mut self, name: &Name, id: LookupId, user: User) -> bool {
+        let flight = self.flights.entry(folded(name));
+        let is_first = matches!(flight, Entry::Vacant(_));
+        let new = || Flight { user, waiters: BTreeSet::new() };
+        flight.or_insert_with(new).waiters.insert(id);
+        is_first
+    }
+
+    /// How many names are looked up.
+    #[cfg(test)]
+    pub(super) fn hanging(&self) -> usize {
+        self.flights.len()
     }
 
     /// A search has ended.
@@ -233,13 +245,8 @@ impl Names {
         }
     }
 
-    /// The searches that wait for a name.
-    pub(super) fn waiters(&self, name: &Name) -> impl Iterator<Item = LookupId> {
-        self.flights.get(&folded(name)).into_iter().flat_map(|it| it.waiters.iter().copied())
-    }
-
     /// The driver has looked a name up. Returns the searches that wait for it.
-    pub(super) fn land(
+    fn land(
         &mut self,
         now: Instant,
         name: &Name,
@@ -247,6 +254,7 @@ impl Names {
     ) -> BTreeSet<LookupId> {
         let name = folded(name);
         let Some(flight) = self.flights.remove(&name) else { return BTreeSet::new() };
+        self.shares.ended(flight.user);
         if let Some(addresses) = addresses {
             let until = now + TTL;
             self.by_expiry.push_back((until, name.clone()));
@@ -318,26 +326,11 @@ mod tests {
     }
 
     #[test]
-    fn user_with_many_names_leaves_room_for_others() {
-        let mut names = Names::default();
-        let mut joined = 0;
-        for (user, id) in (0..5).zip(0..) {
-            for (n, lookup) in (0..100).zip(0..) {
-                let first = names.join(&name(user * 100 + n), LookupId(lookup), User(id));
-                joined += usize::from(first == Joined::First);
-            }
-            assert_eq!(joined, ((user + 1) * MAX_OF_USER).min(MAX_FLIGHTS));
-        }
-        // The names that are looked up already take no room.
-        assert_eq!(names.join(&name(0), LookupId(1), User(9)), Joined::Waits);
-    }
-
-    #[test]
     fn name_is_remembered_for_a_minute_and_the_oldest_gives_way() {
         let mut names = Names::default();
         let found = addresses(&["10.2.0.5"]);
         for n in 0..=MAX_REMEMBERED {
-            names.join(&name(n), LookupId(1), User(1));
+            assert!(names.join(&name(n), LookupId(1), User(1)));
             assert_eq!(names.land(NOW, &name(n), found), BTreeSet::from([LookupId(1)]));
         }
         assert_eq!(names.lookup(NOW, &name(0)), None);

@@ -11,6 +11,7 @@ use ibarr_common::wire::path_record::PathRecordWire;
 use proptest::prelude::*;
 
 use super::*;
+use crate::places::Room;
 
 const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
 const USER: User = User(1000);
@@ -41,7 +42,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let config = Config { max_clients: 3, max_of_user: 2, ..Config::default() };
+        let config = Config { clients: Room { all: 4, of_user: 2 }, ..Config::default() };
         let mut rig = Self { acm: Acm::new(config), now: NOW };
         rig.acm.handle_input(NOW, Input::Connected { client: CLIENT, user: USER });
         rig
@@ -264,17 +265,45 @@ fn early_question_is_asked_again_and_forgotten_with_its_client() {
 fn user_with_too_many_clients_leaves_room_for_others() {
     let mut rig = Rig::new();
     let connect = |rig: &mut Rig, client, user| {
-        let client = ClientId(client);
-        rig.acm.handle_input(NOW, Input::Connected { client, user });
-        rig.acm.poll_output() != Some(Output::Close(client))
+        rig.acm.handle_input(NOW, Input::Connected { client: ClientId(client), user });
+        rig.acm.poll_output()
     };
-    assert!(connect(&mut rig, 1, USER));
-    assert!(!connect(&mut rig, 2, USER));
-    assert!(connect(&mut rig, 3, User(1001)));
-    assert!(!connect(&mut rig, 4, User(1002)));
-    rig.acm.handle_input(NOW, Input::Gone { client: ClientId(1) });
-    assert!(connect(&mut rig, 5, USER));
-    assert_eq!(rig.acm.counters().get(Counter::ClientsRefused), 2);
+    let close = |client| Some(Output::Close(ClientId(client)));
+    assert_eq!(connect(&mut rig, 1, USER), None);
+    assert_eq!(connect(&mut rig, 2, USER), close(2));
+    assert_eq!(connect(&mut rig, 3, User(1001)), None);
+    // Another one takes the oldest of the user with most, which is not the one that has asked since.
+    rig.ask(CLIENT, Wanted::Counters(Of::Service));
+    rig.acm.poll_output();
+    assert_eq!(connect(&mut rig, 4, User(1002)), close(1));
+    assert_eq!(connect(&mut rig, 5, User::ROOT), None);
+    for gone in [4, 5] {
+        rig.acm.handle_input(NOW, Input::Gone { client: ClientId(gone) });
+    }
+    assert_eq!(connect(&mut rig, 6, USER), None);
+    assert_eq!(rig.acm.load().0, 3);
+    let counters = rig.acm.counters();
+    let counts = [Counter::ClientsRefused, Counter::ClientsGaveWay].map(|it| counters.get(it));
+    assert_eq!(counts, [1, 1]);
+}
+
+#[test]
+fn half_a_message_is_waited_for_as_long_as_an_answer() {
+    let mut rig = Rig::new();
+    rig.acm.handle_input(NOW, Input::Part { client: CLIENT });
+    let due = NOW + Duration::from_secs(2);
+    // Another byte gives no more time.
+    rig.acm.handle_input(NOW + Duration::from_secs(1), Input::Part { client: CLIENT });
+    assert_eq!(rig.acm.poll_timeout(), Some(due));
+    rig.ask(CLIENT, Wanted::Counters(Of::Service));
+    assert!(rig.told().is_some() && rig.acm.poll_timeout().is_none());
+    rig.acm.handle_input(NOW, Input::Part { client: CLIENT });
+    rig.acm.handle_timeout(due);
+    assert_eq!(rig.acm.poll_output(), Some(Output::Close(CLIENT)));
+    assert_eq!((rig.acm.load().0, rig.acm.counters().get(Counter::Unfinished)), (0, 1));
+    // It has gone meanwhile.
+    rig.acm.handle_input(NOW, Input::Part { client: CLIENT });
+    assert_eq!(rig.acm.poll_timeout(), None);
 }
 
 #[test]
@@ -300,12 +329,11 @@ fn bytes_that_are_no_request_end_the_connection_and_wrong_requests_do_not() {
 }
 
 /// Tells the service the addresses of the name that it asks for.
-fn named(rig: &mut Rig, expected: &str, addresses: Result<&[&str], NotNamed>) {
-    let Some(Output::LookUp { name: asked, .. }) = rig.acm.poll_output() else { panic!() };
+fn named(rig: &mut Rig, expected: &str, addresses: &[&str]) {
+    let Some(Output::LookUp(asked)) = rig.acm.poll_output() else { panic!() };
     assert_eq!(Address::Name(asked), name(expected));
-    let list = addresses.map(|list| list.iter().map(|text| ip(text)).collect::<Vec<_>>());
-    let addresses = list.as_deref().map_err(|error| *error);
-    rig.acm.handle_input(rig.now, Input::Addresses { name: asked, addresses });
+    let addresses: Vec<_> = addresses.iter().map(|text| ip(text)).collect();
+    rig.acm.handle_input(rig.now, Input::Addresses { name: asked, addresses: &addresses });
 }
 
 #[test]
@@ -315,7 +343,7 @@ fn name_is_looked_up_once_and_then_remembered() {
     rig.acm.handle_input(NOW, Input::Connected { client: other, user: USER });
     rig.resolve(Resolve::to(None, name("node5")));
     rig.ask(other, Wanted::Resolve(Resolve::to(None, name("NODE5"))));
-    named(&mut rig, "node5", Ok(&["127.0.1.1", "10.2.0.5", "fd00::5"]));
+    named(&mut rig, "node5", &["127.0.1.1", "10.2.0.5", "fd00::5"]);
     for _ in 0..2 {
         let Some(Output::Route { target, .. }) = rig.acm.poll_output() else { panic!() };
         assert_eq!(target, ip("10.2.0.5"));
@@ -333,8 +361,8 @@ fn name_is_looked_up_once_and_then_remembered() {
 fn names_of_both_ends_get_addresses_of_one_family() {
     let mut rig = Rig::new();
     rig.resolve(Resolve::to(Some(name("here")), name("there")));
-    named(&mut rig, "here", Ok(&["10.1.0.2"]));
-    named(&mut rig, "there", Ok(&["fd00::5", "10.2.0.5"]));
+    named(&mut rig, "here", &["10.1.0.2"]);
+    named(&mut rig, "there", &["fd00::5", "10.2.0.5"]);
     let Some(Ask::Source { id, source }) = rig.acm.poll_ask() else { panic!() };
     assert_eq!(source, ip("10.1.0.2"));
     rig.acm.gid_of_source(id, Some(gid("fe80::2")));
@@ -357,9 +385,9 @@ fn path_leads_from_one_family_to_the_other() {
 fn name_without_addresses_is_refused_as_the_end_that_it_is() {
     let mut rig = Rig::new();
     for (addresses, source, status) in [
-        (Err(NotNamed::Unknown), None, Status::DestinationAddress),
-        (Ok(&["127.0.1.1"][..]), None, Status::DestinationAddress),
-        (Err(NotNamed::Unknown), Some(name("here")), Status::SourceAddress),
+        (&[][..], None, Status::DestinationAddress),
+        (&["127.0.1.1"], None, Status::DestinationAddress),
+        (&[], Some(name("here")), Status::SourceAddress),
     ] {
         let target = if source.is_some() { Address::Ip(ip("10.2.0.5")) } else { name("here") };
         rig.resolve(Resolve::to(source, target));
@@ -372,8 +400,8 @@ fn name_without_addresses_is_refused_as_the_end_that_it_is() {
 fn slow_name_costs_only_its_own_client_the_deadline() {
     let mut rig = Rig::new();
     rig.resolve(Resolve::to(None, name("slow")));
-    let Some(Output::LookUp { name: slow, deadline }) = rig.acm.poll_output() else { panic!() };
-    assert_eq!(deadline, NOW + Duration::from_secs(2));
+    let Some(Output::LookUp(slow)) = rig.acm.poll_output() else { panic!() };
+    let deadline = NOW + Duration::from_secs(2);
     rig.acm.handle_timeout(deadline);
     assert!(rig.is_refused(Status::TimedOut));
     // The resolver is not asked again before it has answered; others are answered meanwhile.
@@ -385,11 +413,79 @@ fn slow_name_costs_only_its_own_client_the_deadline() {
     rig.ask(other, Wanted::Resolve(to("10.2.0.5")));
     assert!(matches!(rig.acm.poll_output(), Some(Output::Route { .. })));
     // Too late for the first, but not for the second.
-    let addresses = Err(NotNamed::Late);
+    let addresses = &[ip("10.2.0.6")];
     rig.acm.handle_input(rig.now, Input::Addresses { name: slow, addresses });
-    named(&mut rig, "slow", Ok(&["10.2.0.6"]));
     let Some(Output::Route { target, .. }) = rig.acm.poll_output() else { panic!() };
     assert_eq!(target, ip("10.2.0.6"));
+}
+
+/// The client of a user asks for `count` names, each on a connection. Returns those that the resolver is asked for.
+fn ask_names(acm: &mut Acm, now: Instant, user: User, names: &str, count: u64) -> Vec<String> {
+    let mut out = [0; MAX_REQUEST_LEN];
+    for n in 0..count {
+        let client = ClientId(u64::from(user.0) * 1000 + n);
+        acm.handle_input(now, Input::Connected { client, user });
+        let ask = Wanted::Resolve(Resolve::to(None, name(&format!("{names}{n}"))));
+        let bytes = Request { tid: Tid([9; 8]), ask }.emit(&mut out);
+        acm.handle_input(now, Input::Message { client, bytes });
+    }
+    asked_names(acm)
+}
+
+fn asked_names(acm: &mut Acm) -> Vec<String> {
+    let next = || acm.poll_output();
+    let asked = std::iter::from_fn(next).filter_map(|output| match output {
+        Output::LookUp(name) => Some(name.as_str().to_owned()),
+        _ => None,
+    });
+    asked.collect()
+}
+
+#[test]
+fn names_that_hang_keep_neither_another_user_nor_root_waiting() {
+    let mut acm = Acm::new(Config::default());
+    let mut now = NOW;
+    // Any number of users, for as long as they like.
+    for user in 1..200 {
+        ask_names(&mut acm, now, User(user), &format!("hang{user}-"), 20);
+        now += Duration::from_secs(2);
+        acm.handle_timeout(now);
+        assert_eq!(acm.load().1, 0);
+        if user == 1 {
+            assert_eq!(acm.names.hanging(), NAMES.under_way.of_user);
+        }
+        // First as many as it has a share, then one at a time.
+        let (newcomer, expected) = (User(1000 + user), [3, 1][usize::from(user == 20)]);
+        if user == 10 || user == 20 {
+            let names = ask_names(&mut acm, now, newcomer, "node", 3);
+            assert_eq!(names.len(), expected);
+            for name in names {
+                let name = Name::new(&name).unwrap();
+                acm.handle_input(now, Input::Addresses { name, addresses: &[] });
+            }
+            while !asked_names(&mut acm).is_empty() {}
+        }
+    }
+    assert_eq!(acm.names.hanging(), NAMES.under_way.all / 8 * 7);
+    assert_eq!(ask_names(&mut acm, now, User::ROOT, "node", 12).len(), 8);
+}
+
+#[test]
+fn name_that_waits_behind_a_users_slow_ones_keeps_no_other_user_waiting() {
+    let mut acm = Acm::new(Config::default());
+    let asked = ask_names(&mut acm, NOW, USER, "slow", 20);
+    assert_eq!(asked.len(), NAMES.under_way.of_user);
+    // The same names: those that are under way are joined, the others asked for.
+    let others = ask_names(&mut acm, NOW, User(1001), "slow", 20);
+    assert_eq!(others.len(), NAMES.under_way.of_user);
+    assert!(asked.iter().all(|name| !others.contains(name)), "{asked:?} {others:?}");
+    let addresses = &[ip("10.2.0.6")];
+    for slow in [&asked[0], &others[0]] {
+        let name = Name::new(slow).unwrap();
+        acm.handle_input(NOW, Input::Addresses { name, addresses });
+    }
+    // Each user goes on with the next name that nobody looks up yet.
+    assert_eq!(acm.names.hanging(), 16);
 }
 
 #[test]
@@ -422,7 +518,7 @@ fn search_without_a_client_is_not_kept_for_a_name_under_way() {
     let mut rig = Rig::new();
     for _ in 0..1000 {
         rig.resolve(Resolve::to(None, name("node5")).from_memory());
-        if let Some(Output::LookUp { .. }) = rig.acm.poll_output() {
+        if let Some(Output::LookUp(_)) = rig.acm.poll_output() {
             rig.resolve(Resolve::to(None, name("node5")).from_memory());
         }
         while rig.acm.poll_output().is_some() {}
@@ -453,7 +549,7 @@ fn counters_are_those_of_the_requests() {
 #[derive(Clone, Debug)]
 enum Step {
     Ask { client: u64, by_name: bool, from_memory: bool },
-    Named(Result<bool, NotNamed>),
+    Named(bool),
     Gone(u64),
     Source(bool),
     Gid(Outcome),
@@ -468,13 +564,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..3u64, any::<bool>(), any::<bool>()).prop_map(|(client, by_name, from_memory)| {
             Step::Ask { client, by_name, from_memory }
         }),
-        2 => prop_oneof![
-            3 => Just(Ok(true)),
-            1 => Just(Ok(false)),
-            1 => Just(Err(NotNamed::Unknown)),
-            1 => Just(Err(NotNamed::Late)),
-        ]
-        .prop_map(Step::Named),
+        2 => prop::bool::weighted(0.6).prop_map(Step::Named),
         1 => (0..3u64).prop_map(Step::Gone),
         3 => any::<bool>().prop_map(Step::Source),
         3 => prop_oneof![Just(gid), Just(Outcome::TimedOut)].prop_map(Step::Gid),
@@ -518,9 +608,9 @@ proptest! {
                     acm.handle_input(now, Input::Message { client, bytes });
                 }
                 Step::Ask { .. } => {}
-                Step::Named(found) => if let Some(name) = names.pop_front() {
+                Step::Named(is_known) => if let Some(name) = names.pop_front() {
                     let list = [ip("10.2.0.5"), ip("fd00::5")];
-                    let addresses = found.map(|is_known| if is_known { &list[..] } else { &[] });
+                    let addresses = if is_known { &list[..] } else { &[] };
                     acm.handle_input(now, Input::Addresses { name, addresses });
                 },
                 Step::Gone(client) => {
@@ -560,8 +650,8 @@ proptest! {
             while let Some(output) = acm.poll_output() {
                 match output {
                     Output::Route { id, .. } => routes.push_back(id),
-                    Output::LookUp { name, deadline } => {
-                        prop_assert!(deadline > now && !names.contains(&name));
+                    Output::LookUp(name) => {
+                        prop_assert!(!names.contains(&name));
                         names.push_back(name);
                     }
                     Output::Reply(Transmit { client, bytes }) => {

@@ -11,16 +11,15 @@ use ibarr_common::wire::acm::Name;
 use ibarr_common::wire::sa::PathQuery;
 
 use crate::ip2gid::Question;
+use crate::places::Room;
 use crate::request::LookupId;
 use crate::shares::User;
 
 /// Limits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Config {
-    /// How many clients may be connected; further ones are closed.
-    pub max_clients: usize,
-    /// How many of them may be one user's.
-    pub max_of_user: usize,
+    /// Connected clients.
+    pub clients: Room,
     /// How long a client waits for a reply at most.
     pub patience: Duration,
 }
@@ -29,15 +28,17 @@ impl Config {
     /// With at most so many clients.
     #[must_use]
     pub fn with_clients(self, most: usize) -> Self {
-        Self { max_clients: self.max_clients.min(most), ..self }
+        let clients = Room { all: self.clients.all.min(most), ..self.clients };
+        Self { clients, ..self }
     }
 }
 
 impl Default for Config {
-    /// Less than the kernel and librdmacm wait for a route, and more than two queries to a peer take. A user
-    /// leaves room for three others.
+    /// Less than the kernel and librdmacm wait for a route, and more than two queries to a peer take. Beside root's
+    /// eighth there is room for four users.
     fn default() -> Self {
-        Self { max_clients: 10_000, max_of_user: 2500, patience: Duration::from_secs(2) }
+        let clients = Room { all: 12_000, of_user: 2500 };
+        Self { clients, patience: Duration::from_secs(2) }
     }
 }
 
@@ -48,7 +49,7 @@ pub struct ClientId(pub u64);
 /// An input of the service.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// A user has connected. If there is no room, [`Output::Close`] follows.
+    /// A user has connected. If there is no room, [`Output::Close`] follows for it, or for one that gives way.
     Connected {
         /// The connection.
         client: ClientId,
@@ -63,6 +64,11 @@ pub enum Input<'a> {
         /// The bytes, as many as [`length`](ibarr_common::wire::acm::length) says, or bytes of which it says that
         /// they are no message.
         bytes: &'a [u8],
+    },
+    /// A client has sent a part of a message. [`Output::Close`] follows if the rest does not come.
+    Part {
+        /// The client.
+        client: ClientId,
     },
     /// A client has closed its connection.
     Gone {
@@ -85,20 +91,11 @@ pub enum Input<'a> {
     Addresses {
         /// The name.
         name: Name,
-        /// Its addresses, the preferred ones first.
-        addresses: Result<&'a [IpAddr], NotNamed>,
+        /// Its addresses, the preferred ones first; none if the resolver knows none.
+        addresses: &'a [IpAddr],
     },
     /// The daemon ends: waiting clients are told that there is no answer.
     Stop,
-}
-
-/// Why a name has no addresses.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum NotNamed {
-    /// The resolver knows none.
-    Unknown,
-    /// It was not asked before the deadline.
-    Late,
 }
 
 /// A question for another core.
@@ -186,12 +183,7 @@ pub enum Output {
         target: IpAddr,
     },
     /// Find the addresses of a name. [`Input::Addresses`] follows, however long that takes.
-    LookUp {
-        /// The name.
-        name: Name,
-        /// After this time the resolver need not be asked any more.
-        deadline: Instant,
-    },
+    LookUp(Name),
     /// Send a reply.
     Reply(Transmit),
     /// Close a connection.
@@ -216,6 +208,10 @@ crate::counters! {
         Illegal = error("illegal"),
         /// Connections closed because there was no room, or the user had too many.
         ClientsRefused = error("clients-refused"),
+        /// Connections closed because there was no room for a user with fewer, or none.
+        ClientsGaveWay = error("clients-gave-way"),
+        /// Connections closed because half of a message came, and not the rest.
+        Unfinished = error("unfinished"),
         /// Clients that did not read their replies, and lost their connections.
         NotTaken = error("not-taken"),
         /// Requests for paths that failed.

@@ -71,7 +71,7 @@ impl World {
                     _ => return,
                 }
             }
-            Output::LookUp { .. } | Output::Close(_) => {
+            Output::LookUp(_) | Output::Close(_) => {
                 format!("no client of ACM has given a reason for {output:?}")
             }
         };

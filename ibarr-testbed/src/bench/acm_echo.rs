@@ -41,7 +41,7 @@ async fn echo(listener: UnixListener) -> Result<()> {
     loop {
         tokio::select! {
             Some(client) = ready.recv() => match clients.next(client, &mut buffer) {
-                Sent::Nothing => {}
+                Sent::Nothing | Sent::Part => {}
                 Sent::Message(bytes) => {
                     let reply = bytes.to_vec();
                     clients.reply(client, &reply);
@@ -49,7 +49,7 @@ async fn echo(listener: UnixListener) -> Result<()> {
                 Sent::Gone => clients.close(client),
             },
             event = events.recv() => match event {
-                Some(Event::Connected(stream)) => drop(clients.admit(stream)),
+                Some(Event::Connected(stream, _)) => drop(clients.admit(stream)),
                 Some(Event::Taken(client)) => clients.taken(client),
                 Some(Event::NotTaken(client)) => clients.close(client),
                 Some(Event::Ready(_)) | None => bail!("no such event"),

@@ -4,12 +4,13 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use ibarr_common::Instant;
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
-use ibarr_proto::acm::{ClientId, Input, NotNamed, Output, Transmit};
+use ibarr_proto::acm::{ClientId, Input, Output, Transmit};
 use ibarr_proto::node;
+use ibarr_proto::shares::User;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
@@ -17,7 +18,7 @@ use super::Engine;
 use super::acm_sockets::{AcmSockets, Served};
 use crate::process::Until;
 use crate::sys::last_reply::LastReply;
-use crate::sys::udp;
+use crate::sys::{peer, udp};
 use crate::transport::acm::{self, Clients, Event, Inherited, Sent, Sources};
 use crate::transport::names::Named;
 
@@ -62,14 +63,16 @@ impl Engine {
     pub(super) fn start_acm(&mut self, now: Instant) {
         for fd in mem::take(&mut self.acm.inherited) {
             if self.acm.clients.settle(&fd) {
-                self.admit(now, fd);
+                // The engine serves nobody yet, so this may block.
+                let user = peer::user(fd.as_fd());
+                self.admit(now, fd, user);
             }
         }
         self.acm.sockets.serve(&self.config.acm);
     }
 
-    fn admit(&mut self, now: Instant, stream: OwnedFd) -> Option<ClientId> {
-        let (client, user) = self.acm.clients.admit(stream)?;
+    fn admit(&mut self, now: Instant, stream: OwnedFd, user: User) -> Option<ClientId> {
+        let client = self.acm.clients.admit(stream).ok()?;
         self.tell_acm(now, Input::Connected { client, user });
         Some(client)
     }
@@ -80,11 +83,11 @@ impl Engine {
 
     pub(super) fn handle_acm(&mut self, now: Instant, event: Event) {
         match event {
-            Event::Connected(stream) if self.ends_at.is_some() && self.systemd.is_there() => {
+            Event::Connected(stream, _) if self.ends_at.is_some() && self.systemd.is_there() => {
                 self.systemd.keep(acm::CLIENT, stream, Until::HangUp);
             }
-            Event::Connected(stream) => {
-                if let Some(client) = self.admit(now, stream)
+            Event::Connected(stream, user) => {
+                if let Some(client) = self.admit(now, stream, user)
                     && let Some(copy) = self.acm.clients.copy(client)
                 {
                     // Before the first client that may get a reply.
@@ -97,6 +100,7 @@ impl Engine {
             Event::Ready(client) => {
                 match self.acm.clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
                     Sent::Nothing => {}
+                    Sent::Part => self.tell_acm(now, Input::Part { client }),
                     Sent::Message(bytes) => self.tell_acm(now, Input::Message { client, bytes }),
                     Sent::Gone => {
                         self.acm.clients.close(client);
@@ -116,10 +120,10 @@ impl Engine {
                 let source = self.acm.sources.to(now, target, find);
                 self.tell_acm(now, Input::Source { lookup: id, source });
             }
-            Output::LookUp { name, deadline } => {
-                if !self.names.ask(name, deadline) {
-                    let addresses = Err(NotNamed::Unknown);
-                    self.tell_acm(now, Input::Addresses { name, addresses });
+            Output::LookUp(name) => {
+                if let Err(error) = self.names.ask(name) {
+                    warn!(%error, "cannot start a thread for the system's resolver");
+                    self.tell_acm(now, Input::Addresses { name, addresses: &[] });
                 }
             }
             Output::Reply(Transmit { client, bytes }) => {
@@ -133,7 +137,6 @@ impl Engine {
 
     pub(super) fn handle_named(&mut self, now: Instant, named: &Named) {
         let Named { name, addresses } = named;
-        let addresses = addresses.as_deref().map_err(|error| *error);
         self.tell_acm(now, Input::Addresses { name: *name, addresses });
     }
 

@@ -2,31 +2,21 @@
 
 //! The addresses of names, as the system's resolver says (getaddrinfo(3), nsswitch.conf).
 //!
-//! The resolver may take as long as its slowest server, or for ever. So it has threads of its own, and nothing but
-//! these names waits for it.
+//! The resolver may take as long as its slowest server, or for ever. So each name has a thread of its own, and nothing
+//! but this name waits for it. The core bounds them.
 
-use std::io;
 use std::net::{IpAddr, ToSocketAddrs as _};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::{io, thread};
 
-use ibarr_common::Instant;
 use ibarr_common::wire::acm::Name;
-use ibarr_proto::acm::NotNamed;
 use tokio::sync::mpsc;
-use tracing::{debug, warn};
-
-use crate::sys::clock;
-
-/// How many names are looked up at once.
-pub const THREADS: usize = 4;
+use tracing::debug;
 
 /// Looks names up, see the [module](self).
 #[derive(Debug)]
 pub struct Names {
-    asked: mpsc::Sender<Asked>,
-    /// Until the first name is asked for.
-    waiting: Option<Threads>,
+    named: mpsc::Sender<Named>,
+    look_up: LookUp,
 }
 
 /// The addresses of a name.
@@ -34,22 +24,8 @@ pub struct Names {
 pub struct Named {
     /// The name.
     pub name: Name,
-    /// Its addresses, in the resolver's order.
-    pub addresses: Result<Vec<IpAddr>, NotNamed>,
-}
-
-#[derive(Debug)]
-struct Asked {
-    name: Name,
-    deadline: Instant,
-}
-
-/// What the threads share.
-#[derive(Clone, Debug)]
-struct Threads {
-    asked: Arc<Mutex<mpsc::Receiver<Asked>>>,
-    named: mpsc::Sender<Named>,
-    look_up: LookUp,
+    /// Its addresses, in the resolver's order; none if it knows none.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// Finds the addresses of a name, and may block.
@@ -64,62 +40,33 @@ pub fn look_up(name: &str) -> io::Result<Vec<IpAddr>> {
 }
 
 impl Names {
-    /// The threads start with the first name, because few nodes serve ACM.
+    /// Looks names up by `look_up`.
     pub fn new(look_up: LookUp) -> (Self, mpsc::Receiver<Named>) {
-        let (asked, asks) = mpsc::channel(super::NAMES);
         let (named, answers) = mpsc::channel(super::NAMES);
-        let waiting = Threads { asked: Arc::new(Mutex::new(asks)), named, look_up };
-        (Self { asked, waiting: Some(waiting) }, answers)
+        (Self { named, look_up }, answers)
     }
 
-    /// Asks for a name without waiting. Returns whether [`Named`] follows: otherwise there are no threads, or the
-    /// queue is full.
-    pub fn ask(&mut self, name: Name, deadline: Instant) -> bool {
-        if let Some(threads) = self.waiting.take() {
-            threads.start();
-        }
-        self.asked.try_send(Asked { name, deadline }).is_ok()
-    }
-}
-
-impl Threads {
-    fn start(self) {
-        for _ in 0..THREADS {
-            let this = self.clone();
-            let started = thread::Builder::new().name("names".to_owned()).spawn(move || this.run());
-            if let Err(error) = started {
-                // The others do its work. Without any, the channel is closed.
-                warn!(%error, "cannot start a thread for the system's resolver");
-            }
-        }
-    }
-
-    fn run(&self) {
-        while let Some(Asked { name, deadline }) = self.next() {
-            let addresses = if clock::now() < deadline {
-                (self.look_up)(name.as_str()).map_err(|error| {
-                    debug!(?name, %error, "the system's resolver knows no address");
-                    NotNamed::Unknown
-                })
-            } else {
-                Err(NotNamed::Late)
-            };
-            if self.named.blocking_send(Named { name, addresses }).is_err() {
-                return;
-            }
-        }
-    }
-
-    /// One thread waits for the queue, the others for that thread.
-    fn next(&self) -> Option<Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv()
+    /// Asks for a name without waiting. [`Named`] follows.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn ask(&self, name: Name) -> io::Result<()> {
+        let (named, look_up) = (self.named.clone(), self.look_up);
+        let ask = move || {
+            let addresses = look_up(name.as_str()).unwrap_or_else(|error| {
+                debug!(?name, %error, "the system's resolver knows no address");
+                Vec::new()
+            });
+            // The engine may have ended.
+            let _ = named.blocking_send(Named { name, addresses });
+        };
+        thread::Builder::new().name("names".to_owned()).spawn(ask).map(drop)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc as std_mpsc;
-    use std::time::Duration;
+    use std::sync::{Mutex, mpsc as std_mpsc};
 
     use super::*;
 
@@ -144,40 +91,19 @@ mod tests {
     fn hanging_resolver_delays_neither_other_names_nor_the_caller() {
         let (release, held) = std_mpsc::channel();
         *HELD.lock().unwrap() = Some(held);
-        let (mut names, mut answers) = Names::new(stand_in);
-        let soon = clock::now() + Duration::from_hours(1);
-        for n in 1..THREADS {
-            assert!(names.ask(name(&format!("hang{n}")), soon));
+        let (names, mut answers) = Names::new(stand_in);
+        for n in 0..20 {
+            names.ask(name(&format!("hang{n}"))).unwrap();
         }
-        // One thread is left for the others.
-        for other in ["node5", "nobody"] {
-            assert!(names.ask(name(other), soon));
+        for (other, addresses) in [("node5", vec![ADDRESS]), ("nobody", vec![])] {
+            names.ask(name(other)).unwrap();
             let answer = answers.blocking_recv().unwrap();
-            let expected =
-                if other == "node5" { Ok(vec![ADDRESS]) } else { Err(NotNamed::Unknown) };
-            assert_eq!((answer.name, answer.addresses), (name(other), expected));
+            assert_eq!((answer.name, answer.addresses), (name(other), addresses));
         }
-        // When all hang, the queue is bounded, and asking never waits.
-        let queued = (0..2 * crate::transport::NAMES).filter(|_| names.ask(name("hang"), soon));
-        let queued = queued.count();
-        assert!(
-            (crate::transport::NAMES..=crate::transport::NAMES + 1).contains(&queued),
-            "{queued}"
-        );
         drop(release);
-        for _ in 0..queued + THREADS - 1 {
-            assert_eq!(answers.blocking_recv().unwrap().addresses, Ok(vec![ADDRESS]));
+        for _ in 0..20 {
+            assert_eq!(answers.blocking_recv().unwrap().addresses, [ADDRESS]);
         }
-    }
-
-    #[test]
-    fn name_without_a_waiting_client_is_not_looked_up() {
-        fn never(_: &str) -> io::Result<Vec<IpAddr>> {
-            panic!("it is too late")
-        }
-        let (mut names, mut answers) = Names::new(never);
-        assert!(names.ask(name("node5"), Instant::BOOT));
-        assert_eq!(answers.blocking_recv().unwrap().addresses, Err(NotNamed::Late));
     }
 
     #[test]

@@ -6,7 +6,6 @@ use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use ibarr_common::wire::acm::Ask;
-use ibarr_user::sys::descriptors::raise_limit;
 use ibarr_user::transport::acm;
 use nix::sys::signal::Signal;
 use nix::unistd::close;
@@ -115,22 +114,4 @@ fn tcp_client_of_a_killed_daemon_is_answered_by_the_next_one() {
     for (_, fd) in kept {
         close(fd).unwrap();
     }
-}
-
-#[test]
-fn tcp_clients_share_the_room_of_one_user() {
-    const ROOM: usize = 2500;
-    const MORE: usize = 100;
-    raise_limit().unwrap();
-    let dir = TempDir::new("acm-tcp-share");
-    let _sa = Port::new(&dir);
-    let port = free_tcp_port();
-    let daemon = Daemon::start(&dir, &serving(&dir, "tools", port));
-    await_port(&daemon);
-    let mut clients: Vec<_> = (0..ROOM + MORE).map(|_| Client::at(port)).collect();
-    daemon.until(|daemon| (counter(daemon, "acm.clients-refused") == MORE as u64).then_some(()));
-    assert!(clients[ROOM..].iter_mut().all(Client::is_closed));
-    assert_eq!(clients[ROOM - 1].ask(Ask::Resolve(to(LOCAL))), Ok(vec![(0x2b, 1)]));
-    // A known user has its own room.
-    assert_eq!(Client::connect(&dir).ask(Ask::Resolve(to(LOCAL))), Ok(vec![(0x2b, 1)]));
 }

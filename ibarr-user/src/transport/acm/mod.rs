@@ -31,7 +31,7 @@ use nix::sys::time::{TimeVal, TimeValLike as _};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
 use tracing::debug;
 
@@ -41,7 +41,7 @@ pub use self::ports::{Files, Kept, remove_stale};
 pub use self::sources::Sources;
 use crate::sys::fd;
 use crate::sys::last_reply::{LastReply, Left};
-use crate::sys::peer::Peer;
+use crate::sys::peer;
 
 /// How long a client may take to read a reply for which its socket has no room. With the usual size of 208 kB
 /// that needs several replies that it has not read.
@@ -57,7 +57,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub enum Event {
     /// A client has connected.
-    Connected(OwnedFd),
+    Connected(OwnedFd, User),
     /// A client has sent bytes, or closes its connection; see [`Clients::next`].
     Ready(ClientId),
     /// A client has read the reply for which its socket had no room, see [`Clients::taken`].
@@ -77,8 +77,10 @@ struct Rest {
 /// What a client has sent.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Sent<'a> {
-    /// No message yet, or its reply to the last one is still due.
+    /// Nothing yet, or its reply to the last message is still due.
     Nothing,
+    /// A part of a message.
+    Part,
     /// A message, which stays in the socket until its reply; or bytes that are none, all that are there.
     Message(&'a [u8]),
     /// The client has left.
@@ -199,14 +201,15 @@ impl Clients {
         can_go_on
     }
 
-    /// Waits for a new client's messages. `None` if its user is not known, because it has left already. The
-    /// kernel gives all clients of TCP the user -1, which no process has.
-    pub fn admit(&mut self, stream: OwnedFd) -> Option<(ClientId, User)> {
-        let user = User(Peer::of(stream.as_fd()).ok()?.uid);
-        let inode = fstat(&stream).ok()?.st_ino;
+    /// Waits for a new client's messages.
+    ///
+    /// # Errors
+    /// If the runtime cannot watch it.
+    pub fn admit(&mut self, stream: OwnedFd) -> io::Result<ClientId> {
+        let inode = fstat(&stream)?.st_ino;
         let id = ClientId(self.next);
         self.next += 1;
-        let stream = fd::watch(stream, Interest::READABLE).ok()?;
+        let stream = fd::watch(stream, Interest::READABLE)?;
         let ready = self.ready.clone();
         let tells = Arc::new(Tells { client: id, ready, has_told: AtomicBool::new(false) });
         let client = Client { stream, inode, tells, asked: None };
@@ -214,7 +217,7 @@ impl Clients {
             client.tells.wake_by_ref();
         }
         self.by_id.insert(id, client);
-        Some((id, user))
+        Ok(id)
     }
 
     /// A second descriptor of a connection, for the next daemon.
@@ -242,7 +245,7 @@ impl Clients {
         };
         let len = match length(there) {
             Ok(Some(len)) if len <= there.len() => len,
-            Ok(_) => return if is_over { Sent::Gone } else { Sent::Nothing },
+            Ok(_) => return if is_over { Sent::Gone } else { Sent::Part },
             Err(_) => there.len(),
         };
         client.asked = Some(Asked { len, is_more: is_over || there.len() > len });
@@ -337,7 +340,16 @@ async fn accept(listener: Listener, events: mpsc::Sender<Event>) {
     loop {
         match listener.accept().await {
             Ok(stream) => {
-                if events.send(Event::Connected(stream)).await.is_err() {
+                let find = |stream: OwnedFd| (peer::user(stream.as_fd()), stream);
+                let (user, stream) = match listener.port() {
+                    None => find(stream),
+                    // It may block.
+                    Some(_) => match spawn_blocking(move || find(stream)).await {
+                        Ok(found) => found,
+                        Err(_) => continue,
+                    },
+                };
+                if events.send(Event::Connected(stream, user)).await.is_err() {
                     return;
                 }
             }
@@ -362,7 +374,6 @@ async fn write(stream: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::os::unix::net::UnixStream as StdUnixStream;
 
     use super::*;
@@ -461,7 +472,7 @@ mod tests {
         assert!(clients.reply(client, &[9; 16]));
         other.read_exact(&mut [0; 16]).unwrap();
         // Another thread reads, because this one runs the client's task.
-        let reading = tokio::task::spawn_blocking(move || {
+        let reading = spawn_blocking(move || {
             let mut read = vec![0; LONGEST];
             slow.read_exact(&mut read).unwrap();
             slow.write_all(&REQUEST).unwrap();
@@ -487,7 +498,7 @@ mod tests {
         let (part, mut whole) = (slow.try_clone().unwrap(), vec![0; LONGEST]);
         // The next daemon finds the mark at the socket: its last reply may be another client's.
         assert!(has_half_a_reply(&copies[0]));
-        let reading = tokio::task::spawn_blocking(move || slow.read_exact(&mut whole).unwrap());
+        let reading = spawn_blocking(move || slow.read_exact(&mut whole).unwrap());
         let Some(Event::Taken(client)) = received.others.recv().await else { panic!() };
         reading.await.unwrap();
         clients.taken(client);
@@ -531,16 +542,5 @@ mod tests {
         assert!(clients.reply(client, &vec![7; LONGEST]));
         let Some(Event::NotTaken(other)) = received.others.recv().await else { panic!() };
         assert_eq!((other, clients.room.available_permits()), (client, WAITING));
-    }
-
-    #[tokio::test]
-    async fn clients_of_tcp_are_of_no_user() {
-        let (mut clients, _) = clients();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let _there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (here, _) = listener.accept().unwrap();
-        here.set_nonblocking(true).unwrap();
-        let (_, user) = clients.admit(here.into()).unwrap();
-        assert_eq!(user, User(u32::MAX));
     }
 }
