@@ -18,7 +18,7 @@ pub struct Crowd {
     answers: AtomicU64,
 }
 
-/// Makes `connections` to `socket`, sends `text` on each, with its number for `%`, and prints `ready`.
+/// Makes `connections` to `socket`, sends `text` on each, with its number for `%` and NUL for `@`, and prints `ready`.
 /// Holds them until standard input ends. With `again`, each waits for its answer instead, and then asks
 /// on a new connection.
 ///
@@ -57,10 +57,11 @@ impl Crowd {
                 let is_over = &is_over;
                 scope.spawn(move || {
                     while !is_over.load(Ordering::Relaxed) {
-                        let mut answer = String::new();
+                        let mut answer = Vec::new();
                         let asked = self.connect(socket, &text);
-                        let read = asked.and_then(|s| BufReader::new(s).read_line(&mut answer));
-                        if read.is_ok_and(|len| len > 0) {
+                        // It may be closed after the answer.
+                        drop(asked.and_then(|s| BufReader::new(s).read_until(b'\n', &mut answer)));
+                        if !answer.is_empty() {
                             self.answers.fetch_add(1, Ordering::Relaxed);
                         }
                     }
@@ -78,7 +79,7 @@ impl Crowd {
 }
 
 fn numbered(text: &str, number: usize) -> String {
-    text.replace('%', &number.to_string())
+    text.replace('%', &number.to_string()).replace('@', "\0")
 }
 
 fn until_told() -> Result<()> {

@@ -20,11 +20,11 @@ use ibarr_common::wire::acm::{
 use nix::mount::{MsFlags, mount};
 use serde_json::Value;
 
+use crate::control::answered;
 use crate::machine::{MARKER, Machine, ibarr, read_until, said};
 
-/// The share of a user, and what all users may have, as in the default of `proto::acm::Config`.
+/// The share of a user, as in the default of `proto::acm::Config`.
 const OF_USER: u64 = 2_500;
-const OF_ALL: u64 = 10_000;
 
 /// A user that is not root; further ones have smaller numbers.
 const NOBODY: u32 = 65_534;
@@ -186,16 +186,14 @@ fn ten_thousand_idle_clients_take_less_than_a_kilobyte_each() {
     until(1..=1, || daemon.clients());
     let before = daemon.resident();
     let crowds: Vec<_> = (1..=4).map(|user| daemon.idle(NOBODY - user, OF_USER, "")).collect();
-    // One of them is refused for the one of root.
-    until(OF_ALL..=OF_ALL, || daemon.clients());
-    let each = daemon.resident().saturating_sub(before) / OF_ALL;
+    until(10_001..=10_001, || daemon.clients());
+    let each = daemon.resident().saturating_sub(before) / 10_000;
     eprintln!("{each} bytes of memory for each idle client");
     assert!(each < 1024, "{each} bytes");
-    assert_eq!(daemon.count("acm.clients-refused"), 1);
+    assert_eq!(daemon.count("acm.clients-refused"), 0);
     for _ in 0..1_000 {
         assert!(root.asks());
     }
-    assert!(!Client::connect(&daemon).asks(), "there is no room");
     crowds.into_iter().for_each(end);
     until(1..=1, || daemon.clients());
     assert!(Client::connect(&daemon).asks());
@@ -236,15 +234,41 @@ fn name_server_that_never_answers_delays_no_other_client() {
 fn user_that_connects_20000_times_leaves_room_for_others() {
     let daemon = Daemon::start();
     let mut root = Client::connect(&daemon);
-    // Half a header each.
+    // The first half with half a header each, which ends in time.
     let crowds = [daemon.idle(NOBODY, 10_000, "\u{1}\u{1}"), daemon.idle(NOBODY, 10_000, "")];
-    let refused = 20_000 - OF_USER;
-    until(refused..=refused, || daemon.count("acm.clients-refused"));
+    until(OF_USER..=2 * OF_USER, || daemon.count("acm.unfinished"));
+    let ended = || daemon.count("acm.clients-refused") + daemon.count("acm.unfinished");
+    until(20_000 - OF_USER..=20_000, ended);
     for _ in 0..100 {
         assert!(root.asks());
         assert!(Client::connect(&daemon).asks());
     }
     crowds.into_iter().for_each(end);
+}
+
+/// A request for the counters, and then bytes that end the connection.
+const COUNTERS: &str = "\u{1}\u{2}@@@@@\u{10}@@@@@@@@and that is all.";
+
+/// Takes all places that users may have, and asks meanwhile.
+fn crowd_out(users: u32, each: u64) {
+    let daemon = Daemon::start();
+    let crowds: Vec<_> = (1..=users).map(|user| daemon.idle(NOBODY - user, each, "")).collect();
+    for _ in 0..20 {
+        assert!(Client::connect(&daemon).asks());
+    }
+    let mut told = 0;
+    while told < 20 {
+        let other = daemon.crowd(NOBODY, 1, &["--text", COUNTERS, "--again"]);
+        told += answered(other);
+    }
+    until(1.., || daemon.count("acm.clients-gave-way"));
+    crowds.into_iter().for_each(end);
+}
+
+#[test]
+fn users_with_all_connections_lock_out_neither_root_nor_another() {
+    crowd_out(5, 2_600);
+    crowd_out(64, 200);
 }
 
 #[test]

@@ -3,7 +3,9 @@
 //! The control socket under a user without privileges that takes as much of it as it can.
 
 use std::fs::{self, Permissions};
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -69,6 +71,68 @@ fn daemon_without_a_descriptor_left_still_answers_root() {
     assert!(refused > 0, "{counters}");
 }
 
+#[test]
+fn users_with_all_connections_lock_out_neither_root_nor_another() {
+    let daemon = Daemon::start();
+    // More than there is room for.
+    let crowds: Vec<_> = (1..=30)
+        .map(|user| daemon.crowd(NOBODY - user, &["--connections", "16", "--text", "{\"ask\":"]))
+        .collect();
+    for _ in 0..10 {
+        daemon.ask(&["status"]);
+        let output = daemon.ibarr_as_nobody(&["status"]);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    crowds.into_iter().for_each(|mut crowd| {
+        drop(crowd.stdin.take());
+        assert!(crowd.wait().unwrap().success());
+    });
+}
+
+#[test]
+fn half_requests_for_metrics_lock_out_no_scraper() {
+    const HALF: &str = "GET /metrics HTTP/1.1\r\n";
+    let daemon = Daemon::start();
+    let socket = daemon.machine.directory().join("metrics.sock");
+    Daemon::until(|| socket.exists());
+    let crowds =
+        [(1, "8"), (2, "1000"), (3, "8"), (4, "8"), (5, "8"), (6, "8")].map(|(user, many)| {
+            let arguments = ["--connections", many, "--text", HALF];
+            let mut crowd = daemon.crowd_at("metrics.sock", NOBODY - user, &arguments);
+            read_until(&mut crowd, "ready");
+            crowd
+        });
+    let whole = format!("{HALF}Host: x\r\n\r\n");
+    for _ in 0..30 {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        stream.write_all(whole.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    }
+    let arguments = ["--connections", "1", "--again", "--text", &whole];
+    let mut told = 0;
+    while told < 30 {
+        told += answered(daemon.crowd_at("metrics.sock", NOBODY, &arguments));
+    }
+    for mut crowd in crowds {
+        drop(crowd.stdin.take());
+        assert!(crowd.wait().unwrap().success());
+    }
+}
+
+/// How many connections of a crowd that asks again and again were answered: all.
+pub(crate) fn answered(mut crowd: Child) -> u64 {
+    read_until(&mut crowd, "ready");
+    drop(crowd.stdin.take());
+    let told = read_until(&mut crowd, "answered");
+    assert!(crowd.wait().unwrap().success());
+    let mut words = told.split_whitespace();
+    let (answers, connections) = (words.next().unwrap(), words.nth(1).unwrap());
+    assert_eq!(answers, connections, "{told}");
+    answers.parse().unwrap()
+}
+
 struct Daemon {
     child: Child,
     machine: Machine,
@@ -84,7 +148,9 @@ impl Daemon {
         }
         fs::set_permissions(directory, Permissions::from_mode(0o755)).unwrap();
         let config = directory.join("ibarr.toml");
-        fs::write(&config, "responder = \"user\"\n").unwrap();
+        let metrics = directory.join("metrics.sock");
+        let metrics = format!("[metrics]\nlisten = \"unix:{}\"\n", metrics.display());
+        fs::write(&config, format!("responder = \"user\"\n{metrics}")).unwrap();
         let mut command = Command::new("sh");
         command.args(["-ec", "exec \"$@\" 2>&1", "sh"]).arg(directory.join("ibarr"));
         command.arg("run").arg("--config").arg(&config).arg("--run-dir").arg(directory);
@@ -117,8 +183,12 @@ impl Daemon {
     }
 
     fn crowd(&self, user: u32, arguments: &[&str]) -> Child {
+        self.crowd_at("control.sock", user, arguments)
+    }
+
+    fn crowd_at(&self, socket: &str, user: u32, arguments: &[&str]) -> Child {
         let mut command = self.command("ibarr-testbed");
-        let socket = self.machine.directory().join("control.sock");
+        let socket = self.machine.directory().join(socket);
         command.arg("crowd").arg("--socket").arg(socket).args(arguments).uid(user).gid(NOBODY);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
     }
