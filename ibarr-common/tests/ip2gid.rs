@@ -86,7 +86,24 @@ fn hostile_replies_are_refused_for_their_reason() {
         (Error::Truncated, "00000000 00000007 0000 00"),
         (Error::Version, "02000000 00000007 0000 0000"),
         (Error::TrailingBytes, "00000000 00000007 0000 0000 00"),
-        (Error::TlvCount, "00000000 00000007 0002 0000 0010 0014 fe800000000000000002c90300000201"),
+        (
+            Error::Truncated,
+            "00000000 00000007 0002 0000 0010 0014 fe800000000000000002c90300000201",
+        ),
+        (
+            Error::TlvCount,
+            "00000000 00000007 0002 0000 0010 0014 fe800000000000000002c90300000201 \
+             0010 0014 fe800000000000000002c90300000202",
+        ),
+        (
+            Error::TlvCount,
+            "00000000 00000007 0002 0000 0010 0014 fe800000000000000002c90300000201 \
+             0001 0008 0a020005",
+        ),
+        (Error::TlvType, "00000000 00000007 0002 0000 1234 0004 0001 0008 0a020005"),
+        (Error::TlvLength, "00000000 00000007 0001 0000 1234 0003"),
+        (Error::Truncated, "00000000 00000007 0002 0000 1234 0004"),
+        (Error::TrailingBytes, "00000000 00000007 0001 0000 1234 0004 1234 0004"),
         (
             Error::TlvLength,
             "00000000 00000007 0001 0000 0010 0000 fe800000000000000002c90300000201",
@@ -105,6 +122,24 @@ fn hostile_replies_are_refused_for_their_reason() {
     ];
     for (expected, bytes) in cases {
         assert_eq!(Reply::parse(&golden(bytes)), Err(expected), "{bytes}");
+    }
+}
+
+#[test]
+fn unknown_tlvs_in_a_reply_are_ignored_wherever_they_stand() {
+    let positive = "0010 0014 fe800000000000000002c90300000201";
+    for (count, tlvs, gid) in [
+        ("0002", format!("{positive} 1234 0004"), Some(GID)),
+        ("0002", format!("1234 0004 {positive}"), Some(GID)),
+        ("0003", format!("1234 0007 010203 {positive} ffff 0005 01"), Some(GID)),
+        ("0001", "1234 0008 01020304".to_owned(), None),
+        ("0002", "1234 0004 1234 0004".to_owned(), None),
+    ] {
+        let bytes = golden(&format!("01000000 00000007 {count} 0000 {tlvs}"));
+        let gid = gid.map(|gid| gid.parse().unwrap());
+        let reply = Reply { version: Version::V1, msg_id: MsgId(7), gid };
+        assert_eq!(Reply::parse(&bytes), Ok(reply), "{tlvs}");
+        assert_eq!(Query::parse(&bytes), Err(Error::TlvType), "{tlvs}");
     }
 }
 
@@ -142,7 +177,7 @@ proptest! {
     }
 
     #[test]
-    fn parsed_messages_are_emitted_back_except_reserved_fields(bytes: Vec<u8>, at in 0usize..48, byte: u8) {
+    fn parsed_messages_are_emitted_back_without_reserved_fields_and_unknown_tlvs(bytes: Vec<u8>, at in 0usize..48, byte: u8) {
         let mut near_miss = Query::new(Version::V1, MsgId(1), Ipv4Addr::new(10, 2, 0, 5).into())
             .unwrap().emit().as_ref().to_vec();
         if let Some(old) = near_miss.get_mut(at) {
@@ -150,12 +185,38 @@ proptest! {
         }
         for bytes in [bytes, near_miss] {
             if let Ok(query) = Query::parse(&bytes) {
-                prop_assert_eq!(query.emit().as_ref().to_vec(), without_reserved(&bytes));
+                prop_assert_eq!(query.emit().as_ref().to_vec(), plain(&bytes));
             }
             if let Ok(reply) = Reply::parse(&bytes) {
-                prop_assert_eq!(reply.emit().as_ref().to_vec(), without_reserved(&bytes));
+                prop_assert_eq!(reply.emit().as_ref().to_vec(), plain(&bytes));
             }
         }
+    }
+
+    #[test]
+    fn message_is_what_its_only_known_tlv_says(
+        tlvs in prop::collection::vec(
+            prop_oneof![
+                Just("0001 0008 0a020005".to_owned()),
+                Just("0010 0014 fe800000000000000002c90300000201".to_owned()),
+                (0x11u16.., 0u8..40).prop_map(|(kind, len)| {
+                    format!("{kind:04x} {:04x} {}", len + 4, "5a".repeat(len.into()))
+                }),
+            ],
+            0..6,
+        ),
+    ) {
+        let bytes = golden(&format!("01000000 00000007 {:04x} 0000 {}", tlvs.len(), tlvs.concat()));
+        let known: Vec<_> = tlvs.iter().filter_map(|tlv| tlv.strip_prefix("00")?.get(..2)).collect();
+        let known: Vec<_> = known.into_iter().filter(|kind| ["01", "10"].contains(kind)).collect();
+        let is_short = bytes.len() <= 128;
+        prop_assert_eq!(Query::parse(&bytes).is_ok(), is_short && known == ["01"]);
+        let gid = Reply::parse(&bytes).ok().map(|reply| reply.gid.is_some());
+        prop_assert_eq!(gid, match known[..] {
+            [] if is_short => Some(false),
+            ["10"] if is_short => Some(true),
+            _ => None,
+        });
     }
 
     #[test]
@@ -166,10 +227,17 @@ proptest! {
     }
 }
 
-fn without_reserved(bytes: &[u8]) -> Vec<u8> {
-    let mut bytes = bytes.to_vec();
-    for reserved in [1, 2, 3, 10, 11] {
-        bytes[reserved] = 0;
+/// A message without reserved fields and TLVs of unknown types.
+fn plain(bytes: &[u8]) -> Vec<u8> {
+    let (header, mut tlvs) = bytes.split_at(12);
+    let mut plain = [&[header[0], 0, 0, 0], &header[4..8], &[0; 4]].concat();
+    while let [kind_0, kind_1, length_0, length_1, ..] = *tlvs {
+        let (tlv, rest) = tlvs.split_at(u16::from_be_bytes([length_0, length_1]).into());
+        if [1, 2, 0x10].contains(&u16::from_be_bytes([kind_0, kind_1])) {
+            plain.extend(tlv);
+            plain[9] += 1;
+        }
+        tlvs = rest;
     }
-    bytes
+    plain
 }

@@ -9,9 +9,9 @@
 //! | 0 | version | 1 is sent; 0 and 1 are read (little-endian C nodes send 0); a reply echoes its query's |
 //! | 1..3 | reserved | 0 when sent, ignored when read |
 //! | 4..7 | msg_id | chosen by the client; a reply echoes its query's |
-//! | 8..9 | num_tlvs | 1 in a query or a positive reply, 0 in a negative reply |
+//! | 8..9 | num_tlvs | 1 is sent in a query or a positive reply, 0 in a negative reply |
 //! | 10..11 | reserved | as above |
-//! | 12.. | TLV | type and length, 16 bits each; the length counts these four bytes |
+//! | 12.. | TLVs | type and length, 16 bits each; the length counts these four bytes |
 //!
 //! | TLV type | value | TLV length | datagram |
 //! |---|---|---|---|
@@ -20,11 +20,14 @@
 //! | 0x0010 | GID | 20 | positive reply, 32 bytes |
 //! | none | | | negative reply, 12 bytes |
 //!
-//! Nothing may follow the TLV. The bytes of a datagram alone decide what it means, so that the BPF
-//! programs and the daemon agree.
+//! **A later version may add TLVs.** A reader skips TLVs of other types, wherever they stand. What is
+//! left is one question in a query, one GID in a positive reply and nothing in a negative one; a
+//! message with two of these types is refused, so none is both a query and a reply. num_tlvs must
+//! agree with the bytes, and a message has at most [`MAX_LEN`] of them. The BPF programs leave
+//! messages with several TLVs to the daemon.
 
 use core::fmt;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::IpAddr;
 
 use zerocopy::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -35,8 +38,11 @@ use crate::ib::Gid;
 /// The UDP port of the server. RoCEv2 has the same port: `rdma_rxe` binds it too.
 pub const PORT: u16 = 4791;
 
-/// Length of the longest datagram of the protocol, in bytes.
-pub const MAX_LEN: usize = 32;
+/// Length of the longest datagram that is read, in bytes.
+pub const MAX_LEN: usize = 128;
+
+/// Length of the longest datagram that is sent, in bytes.
+const MAX_SENT: usize = 32;
 
 /// Asks for the GID of the address `target`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -55,18 +61,14 @@ impl Query {
     /// Reads the payload of a UDP datagram.
     ///
     /// # Errors
-    /// Anything except the two forms of a query, byte for byte; reserved fields are
-    /// ignored.
+    /// Anything that has not exactly one question, besides TLVs of unknown types.
     pub fn parse(payload: &[u8]) -> Result<Self, Error> {
-        let (header, version, tlvs) = parse_header(payload)?;
-        if header.num_tlvs != 1 {
-            return Err(Error::TlvCount);
-        }
-        let (tlv, value) = parse_tlv(tlvs)?;
-        let target = match tlv.kind.get() {
-            TLV_IPV4 => IpAddr::V4(Ipv4Addr::from(exact_value::<4>(tlv, value)?)),
-            TLV_IPV6 => IpAddr::V6(Ipv6Addr::from(exact_value::<16>(tlv, value)?)),
-            _ => return Err(Error::TlvType),
+        let (header, version, tlv) = parse(payload)?;
+        let target = match tlv {
+            Some(Tlv::Ipv4(target)) => IpAddr::V4(target.into()),
+            Some(Tlv::Ipv6(target)) => IpAddr::V6(target.into()),
+            None if header.num_tlvs == 0 => return Err(Error::TlvCount),
+            Some(Tlv::Gid(_)) | None => return Err(Error::TlvType),
         };
         Self::new(version, MsgId(header.msg_id.get()), target).ok_or(Error::Target)
     }
@@ -131,21 +133,13 @@ impl Reply {
     /// Reads the payload of a UDP datagram.
     ///
     /// # Errors
-    /// Anything except the two forms of a reply, byte for byte; reserved fields are
-    /// ignored.
+    /// Anything that has a question, or more than one GID, besides TLVs of unknown types.
     pub fn parse(payload: &[u8]) -> Result<Self, Error> {
-        let (header, version, tlvs) = parse_header(payload)?;
-        let gid = match header.num_tlvs.get() {
-            0 if tlvs.is_empty() => None,
-            0 => return Err(Error::TrailingBytes),
-            1 => {
-                let (tlv, value) = parse_tlv(tlvs)?;
-                if tlv.kind != TLV_GID {
-                    return Err(Error::TlvType);
-                }
-                Some(Gid::new(exact_value(tlv, value)?).ok_or(Error::Gid)?)
-            }
-            _ => return Err(Error::TlvCount),
+        let (header, version, tlv) = parse(payload)?;
+        let gid = match tlv {
+            None => None,
+            Some(Tlv::Gid(gid)) => Some(Gid::new(gid).ok_or(Error::Gid)?),
+            Some(Tlv::Ipv4(_) | Tlv::Ipv6(_)) => return Err(Error::TlvType),
         };
         Ok(Self { version, msg_id: MsgId(header.msg_id.get()), gid })
     }
@@ -207,13 +201,13 @@ impl fmt::Display for MsgId {
 /// The payload of a UDP datagram of this protocol.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub struct Datagram {
-    bytes: [u8; MAX_LEN],
+    bytes: [u8; MAX_SENT],
     len: usize,
 }
 
 impl Datagram {
     fn new(message: &(impl IntoBytes + Immutable)) -> Self {
-        let mut bytes = [0; MAX_LEN];
+        let mut bytes = [0; MAX_SENT];
         let message = message.as_bytes();
         // Every layout in this module is asserted to fit.
         if let Some(start) = bytes.get_mut(..message.len()) {
@@ -333,36 +327,56 @@ const _: () = {
     assert!(size_of::<TlvWire>() == 4);
     assert!(size_of::<Ipv4QueryWire>() == 20);
     assert!(core::mem::offset_of!(Ipv4QueryWire, target) == 16);
-    assert!(size_of::<Ipv6QueryWire>() == MAX_LEN);
+    assert!(size_of::<Ipv6QueryWire>() == MAX_SENT);
     assert!(core::mem::offset_of!(Ipv6QueryWire, target) == 16);
-    assert!(size_of::<PositiveReplyWire>() == MAX_LEN);
+    assert!(size_of::<PositiveReplyWire>() == MAX_SENT);
     assert!(core::mem::offset_of!(PositiveReplyWire, gid) == 16);
 };
 
-fn parse_header(payload: &[u8]) -> Result<(&HeaderWire, Version, &[u8]), Error> {
-    let (header, tlvs) = HeaderWire::ref_from_prefix(payload).map_err(|_| Error::Truncated)?;
+/// A TLV of a known type.
+enum Tlv {
+    Ipv4([u8; 4]),
+    Ipv6([u8; 16]),
+    Gid([u8; 16]),
+}
+
+/// The header, and the only TLV of a known type, if there is one.
+fn parse(payload: &[u8]) -> Result<(&HeaderWire, Version, Option<Tlv>), Error> {
+    let (header, mut rest) = HeaderWire::ref_from_prefix(payload).map_err(|_| Error::Truncated)?;
     let version = match header.version {
         0 => Version::V0,
         1 => Version::V1,
         _ => return Err(Error::Version),
     };
-    Ok((header, version, tlvs))
+    if payload.len() > MAX_LEN {
+        return Err(Error::TrailingBytes);
+    }
+    let mut known = None;
+    for _ in 0..header.num_tlvs.get() {
+        let (tlv, value) = TlvWire::ref_from_prefix(rest).map_err(|_| Error::Truncated)?;
+        let found = match tlv.kind.get() {
+            TLV_IPV4 => Some(Tlv::Ipv4(exact_value(tlv, value)?)),
+            TLV_IPV6 => Some(Tlv::Ipv6(exact_value(tlv, value)?)),
+            TLV_GID => Some(Tlv::Gid(exact_value(tlv, value)?)),
+            _ => None,
+        };
+        if known.is_some() && found.is_some() {
+            return Err(Error::TlvCount);
+        }
+        known = known.or(found);
+        let length = usize::from(tlv.length.get());
+        let length = length.checked_sub(size_of::<TlvWire>()).ok_or(Error::TlvLength)?;
+        rest = value.get(length..).ok_or(Error::Truncated)?;
+    }
+    if rest.is_empty() { Ok((header, version, known)) } else { Err(Error::TrailingBytes) }
 }
 
-fn parse_tlv(bytes: &[u8]) -> Result<(TlvWire, &[u8]), Error> {
-    TlvWire::read_from_prefix(bytes).map_err(|_| Error::Truncated)
-}
-
-/// The value of the only TLV of a message; the type of this TLV requires `N` bytes.
-fn exact_value<const N: usize>(tlv: TlvWire, value: &[u8]) -> Result<[u8; N], Error> {
+/// The value of a TLV, whose type requires `N` bytes.
+fn exact_value<const N: usize>(tlv: &TlvWire, value: &[u8]) -> Result<[u8; N], Error> {
     if tlv.length != tlv_length::<N>() {
         return Err(Error::TlvLength);
     }
-    match value.split_first_chunk::<N>() {
-        None => Err(Error::Truncated),
-        Some((value, [])) => Ok(*value),
-        Some(_) => Err(Error::TrailingBytes),
-    }
+    value.first_chunk().copied().ok_or(Error::Truncated)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "N is 4 or 16")]

@@ -31,13 +31,13 @@ use core::fmt;
 pub enum Error {
     /// Shorter than the length in its header.
     Truncated,
-    /// Bytes follow the message.
+    /// Bytes follow the message, or it is longer than any may be.
     TrailingBytes,
     /// An unsupported version.
     Version,
     /// The wrong number of TLVs for this message.
     TlvCount,
-    /// A TLV type that this message does not have.
+    /// A TLV type that this message does not have, or none that it must have.
     TlvType,
     /// A TLV with the wrong length for its type.
     TlvLength,

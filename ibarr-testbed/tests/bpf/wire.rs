@@ -184,9 +184,11 @@ fn guard_drops_exactly_what_the_server_would_drop() {
         let mut malformed = query(ours);
         malformed[0] = 2;
         let long = [query(ours), vec![0]].concat();
-        let dropped = [malformed, long, vec![], vec![1; 19], vec![1; 1400]];
-        // The server answers the second with "not here".
-        let kept = [query(ours), query(other)];
+        let dropped = [malformed, long, vec![], vec![2; 19], vec![1; 1400]];
+        let mut with_another_tlv = [query(ours), vec![0x12, 0x34, 0, 4]].concat();
+        with_another_tlv[9] = 2;
+        // The server answers the second with "not here", and refuses the last, which has several TLVs.
+        let kept = [query(ours), query(other), with_another_tlv, vec![1; 128]];
         let client = socket_in("client", ours);
         for payload in dropped.iter().chain(&kept) {
             client.send_to(payload, (ours, 4791)).expect("sent");
@@ -201,7 +203,7 @@ fn guard_drops_exactly_what_the_server_would_drop() {
         assert_eq!(receive(&socket).1.port(), client.local_addr().unwrap().port());
         assert_eq!(
             nonzero(&server.counters(Program::Guard)),
-            [("answered", 3), ("malformed", 5), ("source", 1)]
+            [("answered", 5), ("malformed", 5), ("source", 1)]
         );
     }
 }

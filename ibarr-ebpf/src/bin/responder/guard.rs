@@ -12,7 +12,7 @@ use aya_ebpf::helpers::{bpf_skb_load_bytes, bpf_skb_load_bytes_relative};
 use aya_ebpf::programs::SkBuffContext;
 use ibarr_common::IfIndex;
 use ibarr_common::map::{Program, Reason};
-use ibarr_common::wire::ip2gid::{Ipv4QueryWire, Ipv6QueryWire, can_ask};
+use ibarr_common::wire::ip2gid::{HeaderWire, Ipv4QueryWire, Ipv6QueryWire, MAX_LEN, can_ask};
 use ibarr_ebpf::decide::{Datagram, Node as _, Source, guard};
 use ibarr_ebpf::packet::{
     Aligned, Ipv4Header, Ipv4Query, Ipv6Header, Ipv6Query, QueryPacket, QueryPayload, UdpHeader,
@@ -53,12 +53,12 @@ impl Datagram for Received<'_> {
         const HEADER: usize = size_of::<UdpHeader>();
         const IPV4: usize = HEADER + size_of::<Ipv4QueryWire>();
         const IPV6: usize = HEADER + size_of::<Ipv6QueryWire>();
-        match self.skb().len as usize {
+        let is_plain = match self.skb().len as usize {
             IPV4 => self.carries_query::<Ipv4QueryWire>(),
             IPV6 => self.carries_query::<Ipv6QueryWire>(),
-            // Every query has one of these lengths.
             _ => false,
-        }
+        };
+        is_plain || self.has_further_tlvs()
     }
 
     // Always: a function of its own would have this result in its BTF, which the kernel refuses.
@@ -139,6 +139,16 @@ impl Received<'_> {
     #[inline]
     fn carries_query<P: QueryPayload>(&self) -> bool {
         self.read::<P>(size_of::<UdpHeader>()).is_none_or(|Aligned(payload)| payload.is_query())
+    }
+
+    /// Whether it is a message with several TLVs, which only the server reads.
+    #[inline]
+    fn has_further_tlvs(&self) -> bool {
+        const HEADER: usize = size_of::<UdpHeader>();
+        self.skb().len as usize <= HEADER + MAX_LEN
+            && self
+                .read::<HeaderWire>(HEADER)
+                .is_some_and(|Aligned(header)| header.version <= 1 && header.num_tlvs.get() > 1)
     }
 
     /// Reads a value `offset` bytes after the start of the UDP header.

@@ -214,8 +214,14 @@ fn each_wrong_datagram_is_dropped_and_counted_by_reason() {
         (Counter::MalformedTruncated, socket, peer(5), ib0(), &good[..31]),
         (Counter::MalformedTrailingBytes, socket, peer(5), ib0(), &[good, &[0]].concat()),
         (Counter::MalformedVersion, socket, peer(5), ib0(), &[&[2], &good[1..]].concat()),
-        (Counter::MalformedTlvCount, socket, peer(5), ib0(), &with(good, 9, 2)),
-        (Counter::MalformedTlvType, socket, peer(5), ib0(), &with(good, 13, 1)),
+        (
+            Counter::MalformedTlvCount,
+            socket,
+            peer(5),
+            ib0(),
+            &[&with(good, 9, 2), &good[12..]].concat(),
+        ),
+        (Counter::MalformedTlvType, socket, peer(5), ib0(), &with(good, 13, 2)),
         (Counter::MalformedTlvLength, socket, peer(5), ib0(), &with(good, 15, 21)),
         (Counter::MalformedGid, socket, peer(5), ib0(), &[&good[..16], &[0; 16]].concat()),
     ];
