@@ -49,18 +49,18 @@ pub trait Ingress {
     fn is_checksum_partial(&self) -> bool;
 }
 
-/// The reply to `packet`.
+/// The reply to `packet`, which [is to the port](QueryPacket::is_to_port) in `cfg`.
 ///
 /// # Errors
 /// The reason why the packet is passed on instead.
 #[inline]
 pub fn answer<Q: QueryPacket>(
     node: &impl Node,
+    cfg: &ResponderCfg,
     ingress: &impl Ingress,
     packet: &Q,
 ) -> Result<Q::Reply, Reason> {
-    let cfg = node.cfg();
-    if !node.is_leased(&cfg) {
+    if !node.is_leased(cfg) {
         return Err(Reason::LeaseOver);
     }
     let interface = node.interface(ingress.ifindex()).ok_or(Reason::InterfaceOff)?;
@@ -86,7 +86,7 @@ pub fn answer<Q: QueryPacket>(
     if node.is_ours(&source) {
         return Err(Reason::Source);
     }
-    check_allowed(node, &cfg, &source)?;
+    check_allowed(node, cfg, &source)?;
     if interface.switches & Q::SWITCH == 0 && !node.leads_to(ingress.ifindex(), &source.address) {
         return Err(Reason::NoRoute);
     }

@@ -11,7 +11,7 @@ use core::net::IpAddr;
 use ibarr_common::IfIndex;
 use ibarr_common::map::{GidKey, Interface, Reason};
 use ibarr_common::wire::ip2gid::{
-    self, HeaderWire, Ipv4QueryWire, Ipv6QueryWire, PositiveReplyWire, TLV_GID, TLV_IPV4, TLV_IPV6,
+    HeaderWire, Ipv4QueryWire, Ipv6QueryWire, PositiveReplyWire, TLV_GID, TLV_IPV4, TLV_IPV6,
     TlvWire, can_ask,
 };
 use zerocopy::network_endian::U16;
@@ -33,8 +33,8 @@ pub trait QueryPacket: Copy + FromBytes + IntoBytes + Immutable + KnownLayout {
     /// Offset of the UDP checksum from the IP header.
     const CHECKSUM_OFFSET: usize;
 
-    /// Whether it is a UDP datagram to the port of ip2gid.
-    fn is_to_our_port(&self) -> bool;
+    /// Whether it is a UDP datagram to this port.
+    fn is_to_port(&self, port: u16) -> bool;
 
     /// # Errors
     /// [`Reason::IpHeader`] or [`Reason::UdpHeader`] for a header that the kernel's own
@@ -47,7 +47,7 @@ pub trait QueryPacket: Copy + FromBytes + IntoBytes + Immutable + KnownLayout {
     /// Whether it asks for the address that it is sent to.
     fn is_for_destination(&self) -> bool;
 
-    /// Whether its source may ask, see [`ip2gid::can_ask`], and whether the kernel's own stack
+    /// Whether its source may ask, see [`can_ask`], and whether the kernel's own stack
     /// would accept that source.
     fn can_be_asked_from(&self) -> bool;
 
@@ -226,8 +226,8 @@ impl QueryPacket for Ipv4Query {
     const CHECKSUM_OFFSET: usize = size_of::<Ipv4Header>() + UdpHeader::CHECKSUM_OFFSET;
 
     #[inline]
-    fn is_to_our_port(&self) -> bool {
-        self.ip.protocol == UDP && self.udp.destination_port == ip2gid::PORT
+    fn is_to_port(&self, port: u16) -> bool {
+        self.ip.protocol == UDP && self.udp.destination_port == port
     }
 
     #[inline]
@@ -327,8 +327,8 @@ impl QueryPacket for Ipv6Query {
     const CHECKSUM_OFFSET: usize = size_of::<Ipv6Header>() + UdpHeader::CHECKSUM_OFFSET;
 
     #[inline]
-    fn is_to_our_port(&self) -> bool {
-        self.ip.next_header == UDP && self.udp.destination_port == ip2gid::PORT
+    fn is_to_port(&self, port: u16) -> bool {
+        self.ip.next_header == UDP && self.udp.destination_port == port
     }
 
     #[inline]

@@ -34,7 +34,7 @@ pub use responder::{
 };
 
 /// Version of everything in this module. The directory of pins has it in its name.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 /// Hash of [`GidEntry`].
 pub const GID_CACHE: &str = "gid_cache";

@@ -21,8 +21,10 @@ pub struct ResponderCfg {
     pub lease_end: u64,
     /// A set of bits: [`Self::RESTRICT`].
     pub switches: u32,
+    /// The UDP port whose queries are answered.
+    pub udp_port: u16,
     /// Always 0.
-    pub reserved: u32,
+    pub reserved: u16,
 }
 
 impl ResponderCfg {

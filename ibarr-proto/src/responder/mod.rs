@@ -11,6 +11,7 @@ mod tests;
 mod work;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::num::NonZeroU16;
 use std::time::Duration;
 
 use ibarr_common::map::{GidEntry, GidKey, Interface, Neighbour, NeighbourKey, ResponderCfg};
@@ -21,7 +22,7 @@ pub use self::work::{Attacher, Done, Hook, Work};
 
 use self::work::{Now, Outcome, Wanted, Wish};
 use crate::counters::Counters;
-use crate::ip2gid::Prefixes;
+use crate::ip2gid::{Prefixes, client};
 use crate::local_view::neighbours;
 use crate::local_view::routing::WayBack;
 use crate::local_view::{
@@ -37,11 +38,18 @@ pub struct Settings {
     pub on: Vec<(Pattern, Mode)>,
     /// How long programs answer without the daemon.
     pub lease: Duration,
+    /// The UDP port whose queries they answer.
+    pub udp_port: NonZeroU16,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { mode: Mode::default(), on: Vec::new(), lease: Duration::from_mins(1) }
+        Self {
+            mode: Mode::default(),
+            on: Vec::new(),
+            lease: Duration::from_mins(1),
+            udp_port: client::Settings::default().udp_port,
+        }
     }
 }
 
@@ -456,6 +464,7 @@ impl Responder {
         let cfg = ResponderCfg {
             lease_end: end.as_nanos(),
             switches: if restrict { ResponderCfg::RESTRICT } else { 0 },
+            udp_port: self.settings.udp_port.get(),
             reserved: 0,
         };
         if let Err(fault) = maps.update(&MapUpdate::Cfg(cfg)) {

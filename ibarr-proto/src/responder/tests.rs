@@ -4,6 +4,7 @@
 //! case stands alone.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU16;
 
 use ibarr_common::ib::Gid;
 use ibarr_common::map::{Origin, Route, address};
@@ -205,6 +206,18 @@ fn allowed_prefixes_are_written_before_the_map_is_enforced() {
     story.kernel().log.clear();
     story.reconfigure(Settings::default(), Prefixes::EVERYONE);
     assert_eq!(story.kernel().log, ["lease", "no allow 104", "lease", "settle"]);
+}
+
+#[test]
+fn programs_answer_at_the_port_that_a_reload_has_set() {
+    let mut story = Story::running();
+    assert_eq!(story.kernel().cfg.udp_port, 4791);
+    for udp_port in [4999, 4791] {
+        let port = NonZeroU16::new(udp_port).unwrap();
+        let settings = Settings { udp_port: port, ..Settings::default() };
+        story.reconfigure(settings, Prefixes::EVERYONE);
+        assert_eq!(story.kernel().cfg.udp_port, udp_port);
+    }
 }
 
 #[test]

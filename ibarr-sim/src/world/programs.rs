@@ -13,7 +13,7 @@ use ibarr_common::map::{
 };
 use ibarr_common::{IfIndex, Instant};
 use ibarr_ebpf::decide::{self, Ingress, Node};
-use ibarr_ebpf::packet::{Ipv4Query, Ipv6Query};
+use ibarr_ebpf::packet::{Ipv4Query, Ipv6Query, QueryPacket};
 use ibarr_proto::local_view::Served;
 use ibarr_proto::responder::{AllowKey, Attacher, Fault, Held, Hook, MapUpdate, Maps, RouteKey};
 use zerocopy::FromBytes as _;
@@ -94,16 +94,22 @@ impl Programs {
         let on = On(ingress);
         let gid = if to.is_ipv4() {
             let query = Ipv4Query::read_from_bytes(&ipv4(from, to, payload)).ok()?;
-            decide::answer(self, &on, &query).ok()?.payload.gid
+            self.reply_to(&on, &query)?.payload.gid
         } else {
             let query = Ipv6Query::read_from_bytes(&ipv6(from, to, payload)).ok()?;
-            decide::answer(self, &on, &query).ok()?.payload.gid
+            self.reply_to(&on, &query)?.payload.gid
         };
         let is_sent = match hook {
             Hook::Tcx | Hook::Clsact => true,
             Hook::XdpNative | Hook::XdpGeneric => self.knows_next_hop(ingress, from.ip()),
         };
         Gid::new(gid).filter(|_| is_sent)
+    }
+
+    fn reply_to<Q: QueryPacket>(&self, on: &On, query: &Q) -> Option<Q::Reply> {
+        query
+            .is_to_port(self.cfg.udp_port)
+            .then(|| decide::answer(self, &self.cfg, on, query).ok())?
     }
 
     /// Whether XDP can send to `address` itself.

@@ -164,7 +164,7 @@ fn fill(responder: &mut Ebpf, entries: u32) -> Result<()> {
     }
     let map = responder.map_mut(map::RESPONDER_CFG).context(map::RESPONDER_CFG)?;
     let mut cfg: Array<_, [u8; size_of::<ResponderCfg>()]> = map.try_into()?;
-    let forever = ResponderCfg { lease_end: u64::MAX, switches: 0, reserved: 0 };
+    let forever = ResponderCfg { lease_end: u64::MAX, udp_port: PORT, ..ResponderCfg::default() };
     let forever: [u8; size_of::<ResponderCfg>()] = zerocopy::transmute!(forever);
     Ok(cfg.set(0, forever, 0)?)
 }

@@ -15,6 +15,7 @@ use ibarr_common::map::{
     self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Neighbour, NeighbourKey,
     Origin, OwnBit, Program, Reason, ResponderCfg, Route, RoutePrefix,
 };
+use ibarr_common::wire::ip2gid::PORT;
 
 pub(crate) struct Programs {
     ebpf: Ebpf,
@@ -138,7 +139,11 @@ impl Programs {
 
     /// Sets a lease until `end` nanoseconds since boot.
     pub(crate) fn lease_until(&mut self, end: u64, switches: u32) {
-        let cfg = ResponderCfg { lease_end: end, switches, reserved: 0 };
+        let cfg = ResponderCfg { lease_end: end, switches, udp_port: PORT, reserved: 0 };
+        self.configure(cfg);
+    }
+
+    pub(crate) fn configure(&mut self, cfg: ResponderCfg) {
         let mut map: Array<_, [u8; size_of::<ResponderCfg>()]> = self.map(map::RESPONDER_CFG);
         let cfg: [u8; size_of::<ResponderCfg>()] = zerocopy::transmute!(cfg);
         map.set(0, cfg, 0).expect("writable");

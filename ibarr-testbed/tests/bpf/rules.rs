@@ -174,6 +174,31 @@ fn packets_that_only_the_stack_can_read_are_passed_uncounted() {
 }
 
 #[test]
+fn only_the_configured_port_is_answered_and_counted() {
+    let mut programs = node(14);
+    let answers = |programs: &mut Programs, frame: &Frame| {
+        let bytes = frame.bytes();
+        let (tc, xdp) = (programs.run_tc(&bytes).action, programs.run_xdp(&bytes).action);
+        assert_eq!(tc == TC_REDIRECT, xdp == XDP_TX);
+        xdp == XDP_TX
+    };
+    for udp_port in [4999, 4791, 1, u16::MAX] {
+        programs.configure(ResponderCfg { lease_end: u64::MAX, udp_port, ..Default::default() });
+        for frame in [query(), query_ipv6()] {
+            for destination_port in [4999, 4791, 0, udp_port.swap_bytes()] {
+                let frame = Frame { destination_port, ..frame.clone() };
+                assert_eq!(answers(&mut programs, &frame), destination_port == udp_port);
+            }
+        }
+    }
+    let counted = nonzero(&programs.counters(Program::Tc));
+    assert_eq!(counted, [("answered", 6)]);
+    // A map that no daemon has filled.
+    programs.configure(ResponderCfg { lease_end: u64::MAX, ..Default::default() });
+    assert!(!answers(&mut programs, &query()));
+}
+
+#[test]
 fn fragments_are_passed() {
     for fragment in [0x2000, 0x0001, 0x1fff] {
         assert_passed(&mut node(14), &Frame { fragment, ..query() }, "ip_header");

@@ -142,7 +142,7 @@ impl Config {
         let allow = root.list("allow", Vec::new(), |value| value.parse::<Prefix>("10.0.0.0/8"));
         Self {
             files: root.files(),
-            responder: responder(root),
+            responder: responder(root, udp_port),
             client,
             allow: allow.into_iter().collect(),
             view: local_view::Config {
@@ -234,7 +234,7 @@ fn static_gids(root: &mut Table<'_, '_>) -> StaticGids {
     root.check(StaticGids::new(entries.into_iter().flatten()))
 }
 
-fn responder(root: &mut Table<'_, '_>) -> bpf::Settings {
+fn responder(root: &mut Table<'_, '_>, udp_port: NonZeroU16) -> bpf::Settings {
     let default = bpf::Settings::default();
     bpf::Settings {
         mode: root.value("responder", default.mode, mode),
@@ -246,6 +246,7 @@ fn responder(root: &mut Table<'_, '_>) -> bpf::Settings {
             }
             Err("must be from \"1s\" to \"1h\"".to_owned())
         }),
+        udp_port,
     }
 }
 
@@ -452,6 +453,7 @@ mod tests {
             mode: bpf::Mode::User,
             on: vec![("eth*".parse().unwrap(), bpf::Mode::Xdp)],
             lease: Duration::from_secs(10),
+            udp_port: NonZeroU16::new(5000).unwrap(),
         };
         assert_eq!(config.responder, expected);
     }

@@ -12,7 +12,7 @@ use aya_ebpf::bindings::{__sk_buff, TC_ACT_UNSPEC};
 use aya_ebpf::helpers::{bpf_redirect_neigh, bpf_skb_change_tail, bpf_skb_load_bytes};
 use aya_ebpf::programs::TcContext;
 use ibarr_common::IfIndex;
-use ibarr_common::map::{Interface, Program, Reason};
+use ibarr_common::map::{Interface, Program, Reason, ResponderCfg};
 use ibarr_ebpf::decide::{Ingress, Node as _, answer};
 use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
 
@@ -68,10 +68,11 @@ impl Frame<'_> {
         // SAFETY: the helper has written all of it, and any bytes are a packet. The packet is read
         // in place: the compiler would split a copy into more registers than there are.
         let Aligned(packet) = unsafe { packet.assume_init_ref() };
-        if !packet.is_to_our_port() {
+        let cfg = Maps.cfg();
+        if !packet.is_to_port(cfg.udp_port) {
             return TC_ACT_UNSPEC;
         }
-        match self.reply_to(packet) {
+        match self.reply_to(&cfg, packet) {
             Ok(action) => {
                 self.note(packet, Reason::Answered);
                 action
@@ -91,13 +92,13 @@ impl Frame<'_> {
     }
 
     #[inline]
-    fn reply_to<Q: QueryPacket>(&self, packet: &Q) -> Result<i32, Reason> {
+    fn reply_to<Q: QueryPacket>(&self, cfg: &ResponderCfg, packet: &Q) -> Result<i32, Reason> {
         if self.skb().vlan_present != 0 {
             return Err(Reason::Vlan);
         }
         let ifindex = IfIndex::new(self.skb().ifindex).ok_or(Reason::InterfaceOff)?;
         let at = At { frame: self, ifindex, checksum: Q::CHECKSUM_OFFSET };
-        let reply = Aligned(answer(&Maps, &at, packet)?);
+        let reply = Aligned(answer(&Maps, cfg, &at, packet)?);
         let len = REPLY_OFFSET + size_of::<Q::Reply>() as u32;
         if len != self.skb().len {
             // SAFETY: the context is ours, and no pointer into the packet is held.

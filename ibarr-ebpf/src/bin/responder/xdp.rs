@@ -15,7 +15,7 @@ use aya_ebpf::bindings::xdp_action::{XDP_ABORTED, XDP_PASS, XDP_TX};
 use aya_ebpf::programs::XdpContext;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::IpoibHwAddr;
-use ibarr_common::map::{Interface, Program, Reason};
+use ibarr_common::map::{Interface, Program, Reason, ResponderCfg};
 use ibarr_ebpf::decide::{Ingress, Node, answer};
 use ibarr_ebpf::packet::{Aligned, Ipv4Query, Ipv6Query, QueryPacket};
 use zerocopy::network_endian::U16;
@@ -122,10 +122,11 @@ impl Frame<'_> {
         let Aligned(link) = unsafe { copy(&raw const (*frame).link, &mut link) };
         // SAFETY: as above, or a packet.
         let Aligned(packet) = opaque(unsafe { copy(&raw const (*frame).packet, &mut packet) });
-        if link.ethertype() != Q::ETHERTYPE || !packet.is_to_our_port() {
+        let cfg = Maps.cfg();
+        if link.ethertype() != Q::ETHERTYPE || !packet.is_to_port(cfg.udp_port) {
             return XDP_PASS;
         }
-        match self.reply_to(link, packet) {
+        match self.reply_to(&cfg, link, packet) {
             Ok(action) => {
                 self.note(packet, Reason::Answered);
                 action
@@ -146,11 +147,16 @@ impl Frame<'_> {
     }
 
     #[inline]
-    fn reply_to<L: Link, Q: QueryPacket>(&self, link: &L, query: &Q) -> Result<u32, Reason> {
+    fn reply_to<L: Link, Q: QueryPacket>(
+        &self,
+        cfg: &ResponderCfg,
+        link: &L,
+        query: &Q,
+    ) -> Result<u32, Reason> {
         // SAFETY: a field of the kernel's context, which outlives the program.
         let ifindex = unsafe { (*self.ctx.ctx).ingress_ifindex };
         let ifindex = IfIndex::new(ifindex).ok_or(Reason::InterfaceOff)?;
-        let packet = answer(&Maps, &At { link: *link, ifindex }, query)?;
+        let packet = answer(&Maps, cfg, &At { link: *link, ifindex }, query)?;
         let link = link.reply(ifindex, query.source(ifindex).address).ok_or(Reason::NoRoute)?;
         self.grow(size_of::<Q::Reply>() - size_of::<Q>())?;
         let Some(frame) = self.view::<Whole<L, Q::Reply>>() else {

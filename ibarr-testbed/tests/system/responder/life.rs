@@ -120,6 +120,33 @@ fn a_qdisc_that_others_use_stays() {
 }
 
 #[test]
+fn kernel_answers_at_the_configured_port_and_at_no_other() {
+    let mut rig = Rig::new();
+    let silent = |port| !socket(V4).at(port).ask(Duration::from_millis(100));
+    rig.start("");
+    socket(V4).ask_all(10);
+    for (port, old) in [(4999, 4791), (5000, 4999)] {
+        rig.configure(&format!("udp-port = {port}"));
+        rig.asked("reload");
+        let in_kernel = rig.answered_in_kernel();
+        for target in [V4, V6] {
+            socket(target).at(port).ask_all(10);
+        }
+        assert!(silent(old) && silent(4791));
+        assert_eq!(rig.answered_in_kernel() - in_kernel, 20);
+    }
+    // The next daemon, and the lease of a killed one.
+    rig.end(Signal::SIGKILL);
+    socket(V4).at(5000).ask_all(10);
+    assert!(silent(4999) && silent(4791));
+    rig.start("udp-port = 4998");
+    socket(V4).at(4998).ask_all(10);
+    assert!(silent(5000) && silent(4791));
+    rig.end(Signal::SIGTERM);
+    socket(V4).at(4998).ask_all(10);
+}
+
+#[test]
 fn responder_user_detaches_programs_at_once() {
     let mut rig = Rig::new();
     let before = traces(&rig);

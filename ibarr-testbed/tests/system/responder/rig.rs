@@ -496,6 +496,11 @@ impl Asker {
         }
     }
 
+    /// Asks the same at another port.
+    pub(crate) fn at(self, port: u16) -> Self {
+        Self { server: (self.target, port).into(), ..self }
+    }
+
     pub(crate) fn send(&self, payload: &[u8]) {
         // Sending may fail before the peer's interface is up.
         let _ = self.socket.send_to(payload, self.server);

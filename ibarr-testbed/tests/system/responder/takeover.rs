@@ -14,6 +14,7 @@ use aya::programs::{SchedClassifier, TcAttachType, Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader, Pod};
 use ibarr_common::IfIndex;
 use ibarr_common::map::{self, GidEntry, GidKey, Interface, Origin, Program, Reason, ResponderCfg};
+use ibarr_common::wire::ip2gid::PORT;
 use ibarr_testbed::lab::netns;
 use nix::net::if_::if_nametoindex;
 use nix::sys::signal::Signal;
@@ -228,7 +229,7 @@ impl OldLayout {
         hwaddr[..6].copy_from_slice(&hex(&rig::hwaddr(NODE, "eth0")));
         let interface = Interface { switches: Interface::ANSWER_IPV4, hwaddr };
         set(&mut ebpf, map::INTERFACES, ifindex.get(), bytes::<24>(&interface));
-        let cfg = ResponderCfg { lease_end: u64::MAX, ..ResponderCfg::default() };
+        let cfg = ResponderCfg { lease_end: u64::MAX, udp_port: PORT, ..ResponderCfg::default() };
         set(&mut ebpf, map::RESPONDER_CFG, 0, bytes::<16>(&cfg));
         Self { link: link_id(rig) }
     }
