@@ -213,7 +213,9 @@ impl Io<Cue> for World {
                 let from = SocketAddr::new([10, 1, 0, 9].into(), PORT);
                 let (to, ingress) = ([10, 1, 0, 1].into(), IfIndex::MIN);
                 let received = server::Received { from, to, ingress, is_local: false, payload };
-                self.node.answer(&received);
+                if let Some(reply) = self.node.answer(&received) {
+                    self.node.handle_sent(&reply, 0);
+                }
                 return Handled::Unchanged;
             }
             Cue::Reply { socket, from, payload } => {

@@ -283,6 +283,11 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         self.server.answer(&self.view, received)
     }
 
+    /// See [`Server::handle_sent`].
+    pub fn handle_sent(&mut self, reply: &server::Transmit, errno: i32) -> server::Counter {
+        self.server.handle_sent(reply, errno)
+    }
+
     /// See [`Server::why_silent`].
     pub fn why_silent(&self, received: &server::Received<'_>) -> Option<server::Counter> {
         self.server.why_silent(&self.view, received)

@@ -46,6 +46,11 @@ fn each_case_of_the_table_has_its_reply_and_its_counter() {
 
         let before = server.counters().clone();
         let got = server.answer(&view, &received);
+        assert_eq!(
+            server.counters().iter().any(|(c, count)| count != before.get(c)),
+            got.is_none()
+        );
+        let _ = got.as_ref().map(|reply| server.handle_sent(reply, 0));
 
         assert_eq!(got.map(|got| described(&got, &received)), reply_of(reply), "{line}");
         let counted: Vec<_> = server
@@ -59,8 +64,8 @@ fn each_case_of_the_table_has_its_reply_and_its_counter() {
     }
     for counter in Counter::ALL {
         let name = counter.to_string();
-        let by_codec = name.starts_with("malformed-");
-        assert!(by_codec || seen.contains(&name), "no case for {name}");
+        let elsewhere = name.starts_with("malformed-") || name.starts_with("not-sent-");
+        assert!(elsewhere || seen.contains(&name), "no case for {name}");
     }
 }
 
@@ -74,8 +79,9 @@ fn each_payload_of_the_table_is_answered_or_counted_by_reason() {
     for line in table.lines().filter(|line| !line.starts_with('#') && line.contains('|')) {
         let mut fields = line.split('|').map(str::trim);
         let (verdict, payload) = (fields.next().unwrap(), unhex(fields.next().unwrap()));
-        let to = if payload.len() > 24 { "fd00:2::5" } else { "10.2.0.5" }.parse().unwrap();
-        let from = if payload.len() > 24 { "[fd00:1::1]:7" } else { "10.1.0.1:7" }.parse().unwrap();
+        let is_ipv6 = payload.get(12..16) == Some(&[0, 2, 0, 20]);
+        let to = if is_ipv6 { "fd00:2::5" } else { "10.2.0.5" }.parse().unwrap();
+        let from = if is_ipv6 { "[fd00:1::1]:7" } else { "10.1.0.1:7" }.parse().unwrap();
         let ingress = IfIndex::new(2).unwrap();
         let mut server = Server::new(Prefixes::EVERYONE);
         let received = Received { from, to, ingress, is_local: false, payload: &payload };
@@ -87,7 +93,9 @@ fn each_payload_of_the_table_is_answered_or_counted_by_reason() {
                 &payload[4..8],
                 &unhex("0001 0000 0010 0014 fe800000000000000002c90300000201"),
             ];
-            assert_eq!(got.unwrap().payload.as_ref(), reply.concat(), "{line}");
+            let got = got.unwrap();
+            server.handle_sent(&got, 0);
+            assert_eq!(got.payload.as_ref(), reply.concat(), "{line}");
             assert_eq!(server.counters().get(Counter::Answered), 1);
         } else {
             assert_eq!(got, None, "{line}");
@@ -95,7 +103,35 @@ fn each_payload_of_the_table_is_answered_or_counted_by_reason() {
             assert_eq!(server.counters().get(error.expect(line).into()), 1, "{line}");
         }
     }
-    assert_eq!(answered, 4);
+    assert_eq!(answered, 10);
+}
+
+#[test]
+fn reply_that_was_refused_is_counted_by_its_cause_alone() {
+    let mut view = View::default();
+    view.add("own", "10.2.0.5 fe80::2:c903:0:201");
+    let payload = unhex("01000000 00000001 0001 0000 0001 0008 0a020005");
+    let (from, to) = ("10.1.0.1:7".parse().unwrap(), "10.2.0.5".parse().unwrap());
+    let ingress = IfIndex::new(2).unwrap();
+    let received = Received { from, to, ingress, is_local: false, payload: &payload };
+    for (errno, counter) in [
+        (1, Counter::NotSentForbidden),
+        (12, Counter::NotSentNoRoom),
+        (105, Counter::NotSentNoRoom),
+        (90, Counter::NotSentTooLong),
+        // ENETUNREACH, EHOSTUNREACH, EACCES (route type prohibit), EINVAL (address gone, blackhole).
+        (101, Counter::NotSentNoRoute),
+        (113, Counter::NotSentNoRoute),
+        (13, Counter::NotSentNoRoute),
+        (22, Counter::NotSentNoRoute),
+        (0, Counter::Answered),
+    ] {
+        let mut server = Server::new(Prefixes::EVERYONE);
+        let reply = server.answer(&view, &received).unwrap();
+        assert_eq!(server.handle_sent(&reply, errno), counter);
+        let counted: Vec<_> = server.counters().iter().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(counted, [(counter, 1)], "{errno}");
+    }
 }
 
 proptest! {
@@ -116,6 +152,7 @@ proptest! {
         let ingress = IfIndex::new(2).unwrap();
         let received = Received { from: source, to, ingress, is_local: false, payload: &payload };
         let reply = server.answer(&view, &received);
+        let _ = reply.as_ref().map(|reply| server.handle_sent(reply, 0));
         prop_assert_eq!(server.counters().iter().map(|(_, count)| count).sum::<u64>(), 1);
         if let Some(reply) = reply {
             prop_assert!(reply.payload.as_ref().len() <= payload.len() + 12);

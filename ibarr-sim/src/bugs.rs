@@ -206,7 +206,9 @@ impl Core {
     }
 
     pub(crate) fn answer(&mut self, received: &Received<'_>) -> Option<Transmit> {
-        self.node.answer(received)
+        let reply = self.node.answer(received)?;
+        self.node.handle_sent(&reply, 0);
+        Some(reply)
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {

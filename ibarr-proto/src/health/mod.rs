@@ -210,6 +210,12 @@ causes! {
     QueriesLost = "queries-lost",
     /// Replies of peers were lost.
     RepliesLost = "replies-lost",
+    /// The firewall of this machine does not permit replies to peers.
+    RepliesForbidden = "replies-forbidden",
+    /// No route takes replies to peers.
+    RepliesUnroutable = "replies-unroutable",
+    /// Replies to peers were not sent for another reason.
+    RepliesNotSent = "replies-not-sent",
     /// The port is down.
     PortDown = "port-down",
     /// The port knows no subnet manager.

@@ -442,6 +442,21 @@ pub(super) fn counted(cause: Cause, count: u64) -> Finding {
             "replies of peers were lost, and asked for again",
             "look whether the machine or the daemon lacks processor time (top)",
         ),
+        Cause::RepliesForbidden => (
+            Subsystem::Peers,
+            "replies to peers were not permitted (EPERM) by the firewall of this machine",
+            "permit UDP from our udp-port in its output chains (nft list ruleset)",
+        ),
+        Cause::RepliesUnroutable => (
+            Subsystem::Peers,
+            "replies to peers were not sent: no route from the address that they asked",
+            "look at rules and routes (ip route get PEER from ADDRESS), or exclude them by allow",
+        ),
+        Cause::RepliesNotSent => (
+            Subsystem::Peers,
+            "replies to peers were not sent: the kernel had no memory, or the MTU is too small",
+            "look which in ibarr counters (not-sent), then at free memory or ip link show",
+        ),
         Cause::AddressesEvicted => (
             Subsystem::Caches,
             "addresses were forgotten to make room",

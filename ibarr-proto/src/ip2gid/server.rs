@@ -64,14 +64,24 @@ impl Server {
         self.allow = allow;
     }
 
-    /// The reply to send, if any. Increments exactly one counter.
+    /// The reply to send, if any. A datagram without a reply increments exactly one counter, and
+    /// [`handle_sent`](Self::handle_sent) another one for each reply.
     pub fn answer(&mut self, view: &impl Local, received: &Received<'_>) -> Option<Transmit> {
-        let (counter, transmit) = match self.judge(view, received) {
-            Ok((counter, transmit)) => (counter, Some(transmit)),
-            Err(counter) => (counter, None),
+        self.judge(view, received).map_err(|counter| self.counters.count(counter)).ok()
+    }
+
+    /// Counts a reply by its fate: `errno` is the error with which the kernel refused to send it, or
+    /// 0. Returns the counter.
+    pub fn handle_sent(&mut self, reply: &Transmit, errno: i32) -> Counter {
+        let counter = match errno {
+            0 => reply.counter,
+            EPERM => Counter::NotSentForbidden,
+            ENOMEM | ENOBUFS => Counter::NotSentNoRoom,
+            EMSGSIZE => Counter::NotSentTooLong,
+            _ => Counter::NotSentNoRoute,
         };
         self.counters.count(counter);
-        transmit
+        counter
     }
 
     /// Why [`Self::answer`] has no reply. Counts nothing.
@@ -84,11 +94,7 @@ impl Server {
         &self.counters
     }
 
-    fn judge(
-        &self,
-        view: &impl Local,
-        received: &Received<'_>,
-    ) -> Result<(Counter, Transmit), Counter> {
+    fn judge(&self, view: &impl Local, received: &Received<'_>) -> Result<Transmit, Counter> {
         let &Received { from, to, ingress, is_local, payload } = received;
         let query = Query::parse(payload)?;
         let source = from.ip();
@@ -118,13 +124,13 @@ impl Server {
             (Counter::AnsweredNegative, None)
         };
         let needs_interface = is_link_local(to) || is_link_local(source);
-        let transmit = Transmit {
+        Ok(Transmit {
             to: from,
             from: to,
             egress: needs_interface.then_some(ingress),
             payload: query.reply(gid).emit(),
-        };
-        Ok((counter, transmit))
+            counter,
+        })
     }
 }
 
@@ -155,7 +161,13 @@ pub struct Transmit {
     pub egress: Option<IfIndex>,
     /// Its payload.
     pub payload: Datagram,
+    counter: Counter,
 }
+
+const EPERM: i32 = 1;
+const ENOMEM: i32 = 12;
+const EMSGSIZE: i32 = 90;
+const ENOBUFS: i32 = 105;
 
 super::datagram_counters! {
     /// Results for datagrams at the server's port.
@@ -169,6 +181,15 @@ super::datagram_counters! {
         /// Queries for another address of this node than the destination; they get a negative
         /// reply.
         OtherAddress = error("other-address"),
+        /// Replies that this machine's firewall does not permit (EPERM).
+        NotSentForbidden = error("not-sent-forbidden"),
+        /// Replies for which the kernel had no memory (ENOBUFS).
+        NotSentNoRoom = error("not-sent-no-room"),
+        /// Replies that are longer than the MTU of their way (EMSGSIZE).
+        NotSentTooLong = error("not-sent-too-long"),
+        /// Replies that no route takes from the address that was asked, and those that the kernel
+        /// refused with another error.
+        NotSentNoRoute = error("not-sent-no-route"),
         /// Queries sent to an address that is not of this node.
         DestinationNotOurs = error("destination-not-ours"),
         /// Queries from port 0.

@@ -8,6 +8,7 @@ use ibarr_common::Instant;
 use ibarr_proto::health::{
     self, Cause, Counted, Event, Facts, Missing, Nudging, Programs, Served, Socket,
 };
+use ibarr_proto::ip2gid::server;
 use ibarr_proto::responder::{self, BY_DECISION};
 use tracing::{info, warn};
 
@@ -133,6 +134,11 @@ impl Engine {
             let count = counters.iter().map(|&counter| self.control.counters.get(counter)).sum();
             Counted { cause, count }
         };
+        let server = self.node.server().counters();
+        let not_sent = |cause, counters: &[server::Counter]| Counted {
+            cause,
+            count: counters.iter().map(|&counter| server.get(counter)).sum(),
+        };
         let replies_lost = of(
             Cause::RepliesLost,
             &[transport::Counter::ReplyDropped, transport::Counter::RefusalDropped],
@@ -151,6 +157,12 @@ impl Engine {
             ),
             of(Cause::FilesRemoved, &[transport::Counter::FileMadeAgain]),
             Counted { cause: Cause::QueriesLost, count: self.queries_dropped() },
+            not_sent(Cause::RepliesForbidden, &[server::Counter::NotSentForbidden]),
+            not_sent(Cause::RepliesUnroutable, &[server::Counter::NotSentNoRoute]),
+            not_sent(
+                Cause::RepliesNotSent,
+                &[server::Counter::NotSentNoRoom, server::Counter::NotSentTooLong],
+            ),
             Counted {
                 cause: Cause::MapFaults,
                 count: self.responder.counters().get(bpf::Counter::Faults),

@@ -22,14 +22,13 @@ use crate::process::{Command, Signals};
 use crate::transport::local_service as ls;
 use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{self, NudgeError, Nudged};
-use crate::transport::server::Batch;
-use crate::transport::{acm, events, names, ports, snapshot, umad};
+use crate::transport::{acm, events, names, ports, server, snapshot, umad};
 
 /// All inputs.
 pub(super) enum Input {
     View(local_view::Input),
     Route(rtnetlink::Answer),
-    Queries(Batch),
+    Server(server::Event),
     Heard(Heard),
     Port(ports::Event),
     Event(events::Event),

@@ -184,7 +184,7 @@ impl Engine {
         inputs.hear(progress, Input::Responder);
         inputs.hear(packets, Input::Packets);
         let (batches, queries) = mpsc::channel(transport::BATCHES);
-        inputs.hear(queries, Input::Queries);
+        inputs.hear(queries, Input::Server);
         let (heard_sender, heard) = mpsc::channel(transport::DATAGRAMS);
         inputs.hear(heard, Input::Heard);
         let (acm_sender, clients) = mpsc::channel(transport::ACM_EVENTS);
@@ -355,8 +355,8 @@ impl Io<Input> for Engine {
             Input::Mad(event) => self.handle_mad(now, &event),
             Input::Snapshot(event) => self.handle_snapshot(now, event),
             Input::Route(answer) => self.handle_route(now, answer),
-            Input::Queries(batch) => {
-                self.handle_queries(now, batch);
+            Input::Server(event) => {
+                self.handle_server(now, event);
                 return Handled::Unchanged;
             }
             Input::Heard(heard) => self.handle_heard(now, &heard),

@@ -20,7 +20,7 @@ use crate::control::messages::{IpVersion, ServerStatus};
 use crate::sys::clock;
 use crate::transport::Counters;
 use crate::transport::inherited::Inherited;
-use crate::transport::server::{self, Batch, Query, State};
+use crate::transport::server::{self, Batch, Event, Query, State};
 
 /// The sockets of the ip2gid port, and the queries that wait for an answer.
 pub(super) struct Servers {
@@ -28,7 +28,7 @@ pub(super) struct Servers {
     sockets: Vec<Socket>,
     inherited: Inherited,
     /// Given to each socket.
-    batches: mpsc::Sender<Batch>,
+    batches: mpsc::Sender<Event>,
     /// Queries that came before this node's addresses were known.
     early: Vec<Batch>,
     /// Datagrams dropped by sockets that are closed now.
@@ -50,7 +50,7 @@ impl Servers {
     pub(super) fn start(
         port: NonZeroU16,
         inherited: Inherited,
-        batches: mpsc::Sender<Batch>,
+        batches: mpsc::Sender<Event>,
         counters: Arc<Counters>,
     ) -> Self {
         let (sockets, early, dropped_before) = (Vec::new(), Vec::new(), 0);
@@ -163,11 +163,18 @@ impl Servers {
 impl Engine {
     /// Answers peers' queries, or keeps them until this node's addresses are known. Each socket
     /// sends one batch, and reads nothing more before it gets its replies.
-    pub(super) fn handle_queries(&mut self, now: Instant, batch: Batch) {
-        if self.node.view().is_synced() {
-            self.answer(now, batch);
-        } else {
-            self.servers.early.push(batch);
+    pub(super) fn handle_server(&mut self, now: Instant, event: Event) {
+        match event {
+            Event::Queries(batch) if self.node.view().is_synced() => self.answer(now, batch),
+            Event::Queries(batch) => self.servers.early.push(batch),
+            Event::Sent(replies) => {
+                for (reply, errno) in &replies {
+                    let counter = self.node.handle_sent(reply, *errno);
+                    if *errno != 0 {
+                        self.trace_not_sent(now, reply, counter);
+                    }
+                }
+            }
         }
     }
 
@@ -186,8 +193,8 @@ impl Engine {
         let end = clock::now() + LAST_WORDS;
         while tasks.iter().any(|task| !task.is_finished()) && clock::now() < end {
             while let Some(input) = self.inputs.poll() {
-                if let Input::Queries(batch) = input {
-                    self.answer(clock::now(), batch);
+                if let Input::Server(event) = input {
+                    self.handle_server(clock::now(), event);
                 }
             }
             yield_now().await;

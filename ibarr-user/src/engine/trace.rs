@@ -334,6 +334,20 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// Adds that the kernel has refused to send a reply.
+    pub(super) fn trace_not_sent(
+        &mut self,
+        now: Instant,
+        reply: &server::Transmit,
+        why: server::Counter,
+    ) {
+        let step = Step::Peer { from: reply.to, reply: PeerReply::Nothing(why) };
+        self.node.trace().alone(now, Subject::Address(reply.from), step);
+        self.show_trace(now);
+    }
+}
+
 fn document(event: &Event, view: &LocalView) -> TraceEvent {
     let Event { at, chain, since, subject, ref step } = *event;
     let (ip, sgid, dgid) = match subject {

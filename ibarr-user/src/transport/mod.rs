@@ -80,8 +80,6 @@ ibarr_proto::counters! {
         /// Queries that were not sent, because the kernel refused them or the send buffer was full;
         /// the schedule repeats them.
         QueryNotSent = error("transport.query-not-sent"),
-        /// Replies that the kernel refused to send, for example because it has no route.
-        ReplyNotSent = error("transport.reply-not-sent"),
         /// Datagrams for our query sockets that the engine had no room for.
         ReplyDropped = error("transport.reply-dropped"),
         /// ICMP errors about ports that the engine had no room for.

@@ -27,6 +27,15 @@ use crate::sys::mmsg::{self, Inbox, Outgoing};
 use crate::sys::udp::{Received, Source, UdpSocket};
 use crate::sys::udp_options;
 
+/// What a socket tells the engine.
+#[derive(Debug)]
+pub enum Event {
+    /// Datagrams have come.
+    Queries(Batch),
+    /// The replies to a batch, each with the error of the kernel that refused to send it, or 0.
+    Sent(Vec<(Transmit, i32)>),
+}
+
 /// The datagrams of one read, at most [`BATCH`].
 #[derive(Debug)]
 pub struct Batch {
@@ -108,7 +117,7 @@ pub async fn serve(
     family: Family,
     port: u16,
     mut inherited: Option<OwnedFd>,
-    batches: mpsc::Sender<Batch>,
+    batches: mpsc::Sender<Event>,
     state: watch::Sender<State>,
     counters: Arc<Counters>,
 ) {
@@ -199,7 +208,7 @@ fn explain(error: &io::Error, port: u16) -> String {
 async fn pump(
     socket: &UdpSocket,
     mut has_waited: bool,
-    batches: &mpsc::Sender<Batch>,
+    batches: &mpsc::Sender<Event>,
     state: &watch::Sender<State>,
     counters: &Counters,
 ) -> io::Result<()> {
@@ -227,11 +236,17 @@ async fn pump(
             has_waited = inbox.datagrams().count() == mmsg::MAX;
         }
         let (replies, answer) = oneshot::channel();
-        if batches.send(Batch { queries, replies }).await.is_err() {
+        if batches.send(Event::Queries(Batch { queries, replies })).await.is_err() {
             return Ok(());
         }
         let Ok(replies) = answer.await else { return Ok(()) };
-        send(socket, &replies, counters).await;
+        if !replies.is_empty() {
+            let errors = send(socket, &replies).await;
+            let sent = replies.into_iter().zip(errors).collect();
+            if batches.send(Event::Sent(sent)).await.is_err() {
+                return Ok(());
+            }
+        }
     }
 }
 
@@ -246,8 +261,8 @@ fn queries(inbox: &Inbox<CUT>, counters: &Counters) -> Vec<Query> {
     queries
 }
 
-/// Sends as many replies as possible; failures are counted.
-async fn send(socket: &UdpSocket, replies: &[Transmit], counters: &Counters) {
+/// Sends as many replies as possible. Returns the error of each, or 0.
+async fn send(socket: &UdpSocket, replies: &[Transmit]) -> Vec<i32> {
     let datagrams: Vec<_> = replies
         .iter()
         .map(|reply| {
@@ -255,15 +270,17 @@ async fn send(socket: &UdpSocket, replies: &[Transmit], counters: &Counters) {
             Outgoing { to: reply.to, source, payload: reply.payload.as_ref() }
         })
         .collect();
-    let mut left = datagrams.as_slice();
-    while let [first, others @ ..] = left {
-        match socket.send_all(left).await {
-            Ok(sent) => left = left.get(sent.max(1)..).unwrap_or_default(),
+    let mut errors = vec![0; datagrams.len()];
+    let mut done = 0;
+    while let Some(left @ [first, ..]) = datagrams.get(done..) {
+        done += match socket.send_all(left).await {
+            Ok(sent) => sent.max(1),
             Err(error) => {
-                counters.count(Counter::ReplyNotSent);
                 debug!(to = %first.to, source = ?first.source, %error, "reply not sent");
-                left = others;
+                errors[done] = error.raw_os_error().unwrap_or(libc::EIO);
+                1
             }
         }
     }
+    errors
 }
