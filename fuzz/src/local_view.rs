@@ -10,7 +10,7 @@ use ibarr_proto::ip2gid::{Family, Prefix};
 use ibarr_proto::local_view::neighbours::{Entry, Neighbour, State, Wanted};
 use ibarr_proto::local_view::routing::{Route, RouteBack, Rule, Selects, Via, Way, WayBack};
 use ibarr_proto::local_view::{
-    Bonding, Config, Dad, Event, HwAddr, Input, InterfaceAddress, InterfaceFilter, InterfaceName,
+    AltNames, Bonding, Config, Dad, Event, HwAddr, Input, InterfaceAddress, InterfaceFilter, InterfaceName,
     Limits, Link, LinkHeader, LinkType, LocalView, Owned, Served, StaticGid, StaticGids, Subject,
 };
 
@@ -220,6 +220,8 @@ impl Script<'_> {
                 2 => Bonding::Master { active_slave: None },
                 _ => Bonding::None,
             },
+            altnames: AltNames::default(),
+            vrf: (place >> 1 == 7).then_some(other),
             pkey: None,
         }
     }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use ibarr_common::ib::Gid;
 
-use super::{InterfaceName, Link, LinkType};
+use super::{AltNames, InterfaceName, Link, LinkType};
 
 /// The interfaces that take part (`interfaces` in the configuration). The default is every IPoIB
 /// interface; otherwise the listed names and globs apply, to interfaces of any type.
@@ -41,7 +41,7 @@ impl InterfaceFilter {
         if self.patterns.is_empty() {
             return link.link_type == LinkType::INFINIBAND;
         }
-        self.patterns.iter().any(|pattern| pattern.matches(&link.name))
+        self.patterns.iter().any(|pattern| pattern.matches(&link.name, &link.altnames))
     }
 
     /// The configured names and globs.
@@ -50,20 +50,15 @@ impl InterfaceFilter {
     }
 }
 
-/// The name of an interface, with `*` for any bytes and `?` for one byte.
+/// A name of an interface, with `*` for any bytes and `?` for one byte.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Pattern(Box<str>);
 
 impl Pattern {
-    const MAX_LEN: usize = 64;
-
     fn new(pattern: &str) -> Result<Self, ConfigError> {
-        // A glob can be longer than the names that it matches, but the rest without stars must fit.
-        let least = pattern.bytes().filter(|&byte| byte != b'*').count();
         let illegal = |char: char| char.is_ascii_whitespace() || matches!(char, '\0' | '/' | ':');
         if pattern.is_empty()
-            || pattern.len() > Self::MAX_LEN
-            || least > InterfaceName::MAX_LEN
+            || pattern.len() > AltNames::MAX_LEN
             || pattern.contains(illegal)
             || pattern == "."
             || pattern == ".."
@@ -73,9 +68,13 @@ impl Pattern {
         Ok(Self(pattern.into()))
     }
 
-    /// Whether it matches `name`.
-    pub fn matches(&self, name: &InterfaceName) -> bool {
-        let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
+    /// Whether it matches one of an interface's names.
+    pub fn matches(&self, name: &InterfaceName, altnames: &AltNames) -> bool {
+        std::iter::once(name.as_bytes()).chain(altnames.iter()).any(|name| self.is_like(name))
+    }
+
+    fn is_like(&self, name: &[u8]) -> bool {
+        let pattern = self.0.as_bytes();
         let (mut p, mut n) = (0, 0);
         // Where to continue if the bytes after the last star do not match: one byte further.
         let mut last_star = None;
@@ -165,7 +164,7 @@ impl StaticGids {
 pub enum ConfigError {
     /// No interface can have this name.
     #[error(
-        "interface {pattern:?}: write 1 to 15 characters without white space, / or :, where * \
+        "interface {pattern:?}: write 1 to 127 characters without white space, / or :, where * \
          stands for any number of them and ? for one"
     )]
     Pattern {
@@ -214,19 +213,19 @@ mod tests {
             ("?*?", "x", false),
         ];
         for (pattern, name, expected) in cases {
-            let name = InterfaceName::new(name.as_bytes()).unwrap();
-            assert_eq!(Pattern::new(pattern).unwrap().matches(&name), expected, "{pattern} {name}");
+            let got = Pattern::new(pattern).unwrap().is_like(name.as_bytes());
+            assert_eq!(got, expected, "{pattern} {name}");
         }
     }
 
     #[test]
     fn pattern_that_cannot_match_is_refused() {
-        for pattern in ["", ".", "..", "a b", "a/b", "eth0:1", "sixteen-letters!"] {
+        for pattern in ["", ".", "..", "a b", "a/b", "eth0:1", &"x".repeat(128)] {
             let refused = InterfaceFilter::new([pattern]);
             assert_eq!(refused, Err(ConfigError::Pattern { pattern: pattern.into() }));
         }
         assert_eq!(InterfaceFilter::new(["x"; 257]), Err(ConfigError::TooManyPatterns));
-        assert!(InterfaceFilter::new(["*fifteen-letters"]).is_ok());
+        assert!(InterfaceFilter::new(["*".repeat(127)]).is_ok());
     }
 
     #[test]
@@ -258,8 +257,7 @@ mod tests {
     proptest! {
         #[test]
         fn globs_match_like_the_naive_search(pattern in "[ab*?]{1,8}", name in "[ab]{1,8}") {
-            let got = Pattern::new(&pattern).unwrap()
-                .matches(&InterfaceName::new(name.as_bytes()).unwrap());
+            let got = Pattern::new(&pattern).unwrap().is_like(name.as_bytes());
             prop_assert_eq!(got, matches_naively(pattern.as_bytes(), name.as_bytes()));
         }
     }

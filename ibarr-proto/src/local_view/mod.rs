@@ -52,11 +52,11 @@ pub use self::messages::{
 };
 use self::neighbours::Neighbours;
 use self::reread::Reread;
-use self::routing::{NoWayBack, RouteBack, RoutesBack, Routing};
+use self::routing::{NoWayBack, RouteBack, RoutesBack, Routing, WayBack};
 use self::served::{Change, Serving};
 pub use self::served::{LinkHeader, Served};
 pub use self::types::{
-    AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
+    AddressId, AltNames, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
 
 /// The configuration.
@@ -345,10 +345,9 @@ impl LocalView {
 
     /// Configured names and globs that match no interface now.
     pub fn unmatched_patterns(&self) -> impl Iterator<Item = &Pattern> {
-        self.config
-            .interfaces
-            .patterns()
-            .filter(|pattern| !self.inventory.links().any(|link| pattern.matches(&link.name)))
+        self.config.interfaces.patterns().filter(|pattern| {
+            !self.inventory.links().any(|link| pattern.matches(&link.name, &link.altnames))
+        })
     }
 
     /// Addresses with different GIDs on several interfaces; one of the GIDs is answered.
@@ -522,15 +521,18 @@ impl LocalView {
             })
             .filter_map(|link| Some((link, link.header()?)))
             .collect();
-        let decided = self.routing.decide(&links.iter().map(|(link, _)| link.ifindex).collect());
-        let served = links.into_iter().filter_map(|(link, header)| {
-            let &[ipv4, ipv6] = decided.ways_back.get(&link.ifindex)?;
-            let Link { ifindex, name, hwaddr, .. } = *link;
-            Some((ifindex, Served { ifindex, name, header, hwaddr, ipv4, ipv6 }))
+        let outside = links.iter().filter(|(link, _)| link.vrf.is_none());
+        let decided = self.routing.decide(&outside.map(|(link, _)| link.ifindex).collect());
+        let served = links.into_iter().map(|(link, header)| {
+            let way_back = decided.ways_back.get(&link.ifindex).copied();
+            let [ipv4, ipv6] = way_back.unwrap_or([WayBack::None(NoWayBack::Vrf); 2]);
+            let Link { ifindex, name, altnames, hwaddr, .. } = *link;
+            let vrf = link.vrf.and_then(|vrf| Some(self.inventory.link(vrf)?.name));
+            (ifindex, Served { ifindex, name, altnames, vrf, header, hwaddr, ipv4, ipv6 })
         });
         let served: BTreeMap<_, _> = served.collect();
         let wants = |served: &&Served| {
-            served.header == LinkHeader::Ipoib && self.config.neighbours.includes(served.name)
+            served.header == LinkHeader::Ipoib && self.config.neighbours.includes(served)
         };
         let followed = served.values().filter(wants).map(|served| served.ifindex).collect();
         self.serving.set(served);

@@ -31,7 +31,7 @@ use crate::timer::Timers;
 
 use super::inventory::overrule;
 use super::reread::Reread;
-use super::{Counter, HwAddr, InterfaceName, Pattern, Request, Subject};
+use super::{Counter, HwAddr, Pattern, Request, Served, Subject};
 
 /// Maximum number of neighbours. The daemon answers all others.
 pub const MAX_NEIGHBOURS: usize = 1 << 15;
@@ -123,8 +123,9 @@ impl Wanted {
         self.otherwise || self.on.iter().any(|(_, wanted)| *wanted)
     }
 
-    pub(super) fn includes(&self, name: InterfaceName) -> bool {
-        let found = self.on.iter().find(|(pattern, _)| pattern.matches(&name));
+    pub(super) fn includes(&self, served: &Served) -> bool {
+        let names = (&served.name, &served.altnames);
+        let found = self.on.iter().find(|(pattern, _)| pattern.matches(names.0, names.1));
         found.map_or(self.otherwise, |(_, wanted)| *wanted)
     }
 }

@@ -16,8 +16,8 @@
 //!   VRFs. Any other rule leaves its version of IP to the daemon.
 //! * **The route** of a prefix is the one with the lowest metric. If it has several interfaces as next
 //!   hops, or no known one, or is blackholed or prohibited, no interface has the prefix.
-//! * **A VRF** has a table of its own, which is not read: an interface in a VRF has no route here, and
-//!   is left to the daemon.
+//! * **A VRF** has a table of its own, which is not read: an interface in a VRF is left to the daemon,
+//!   whatever the main table says.
 //! * The kernel reads the table `default` after the main one, so it never overrides a route of the main
 //!   table; the table `local` is assumed to hold only the kernel's own entries.
 //! * **The first and the last address of a subnet** of IPv4 belong to no interface: the last one is the
@@ -115,6 +115,9 @@ pub enum NoWayBack {
     /// A policy rule may select another route.
     #[error("the policy rule with priority {0} may send replies elsewhere")]
     Rule(u32),
+    /// The interface is in a VRF, whose table is not followed.
+    #[error("the interface is in a VRF")]
+    Vrf,
     /// No prefix is routed by this interface alone.
     #[error("no route uses this interface alone")]
     NoRoute,

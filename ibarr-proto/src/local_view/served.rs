@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ibarr_common::IfIndex;
 
 use super::routing::WayBack;
-use super::{HwAddr, InterfaceName};
+use super::{AltNames, HwAddr, InterfaceName};
 
 /// An interface on which the kernel answers peers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -14,6 +14,10 @@ pub struct Served {
     pub ifindex: IfIndex,
     /// The current name.
     pub name: InterfaceName,
+    /// Its other names.
+    pub altnames: AltNames,
+    /// The VRF that it is in.
+    pub vrf: Option<InterfaceName>,
     /// The kind of header of its frames.
     pub header: LinkHeader,
     /// Its hardware address.

@@ -15,6 +15,8 @@ pub struct Link {
     pub ifindex: IfIndex,
     /// The current name; a device can be renamed.
     pub name: InterfaceName,
+    /// Its other names.
+    pub altnames: AltNames,
     /// `ifi_type`.
     pub link_type: LinkType,
     /// `IFLA_ADDRESS`.
@@ -23,6 +25,8 @@ pub struct Link {
     pub up: bool,
     /// Its role in a bond or team.
     pub bonding: Bonding,
+    /// The VRF that it is in.
+    pub vrf: Option<IfIndex>,
     /// The partition of an IPoIB interface, which is part of `IFLA_BROADCAST`.
     pub pkey: Option<PKey>,
 }
@@ -127,7 +131,7 @@ pub enum Dad {
     Failed,
 }
 
-/// The role of a link in a bond or team. Other masters (bridge, VRF) do not affect a link.
+/// The role of a link in a bond or team.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Bonding {
     /// Not part of one.
@@ -224,6 +228,46 @@ impl fmt::Debug for InterfaceName {
     }
 }
 
+/// The other names of a network device (`IFLA_ALT_IFNAME`): the first of them, as far as they have
+/// room. The kernel does not limit how many there are.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub struct AltNames {
+    /// Each with a final NUL; the rest is zero.
+    bytes: [u8; Self::ROOM],
+}
+
+impl AltNames {
+    /// `ALTIFNAMSIZ` without the final NUL: the longest name.
+    pub const MAX_LEN: usize = 127;
+    const ROOM: usize = 2 * (Self::MAX_LEN + 1);
+
+    /// Adds a name without a NUL, if there is room.
+    pub fn add(&mut self, name: &[u8]) {
+        let used: usize = self.iter().map(|name| name.len() + 1).sum();
+        let room = &mut self.bytes[used..];
+        if !name.is_empty() && !name.contains(&0) && name.len() < room.len() {
+            room[..name.len()].copy_from_slice(name);
+        }
+    }
+
+    /// The names without a NUL.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.bytes.split(|&byte| byte == 0).take_while(|name| !name.is_empty())
+    }
+}
+
+impl Default for AltNames {
+    fn default() -> Self {
+        Self { bytes: [0; Self::ROOM] }
+    }
+}
+
+impl fmt::Debug for AltNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter().map(String::from_utf8_lossy)).finish()
+    }
+}
+
 /// A hardware address: at most 32 bytes (`MAX_ADDR_LEN`), none on a tun device.
 #[derive(Clone, Copy, Default, Eq, PartialEq)]
 pub struct HwAddr {
@@ -282,6 +326,17 @@ mod tests {
     }
 
     #[test]
+    fn other_names_are_kept_as_far_as_there_is_room() {
+        let mut names = AltNames::default();
+        let long = [b'x'; AltNames::MAX_LEN];
+        for name in [&b"ib0"[..], b"", b"a\0b", &long, &long, b"rail-0"] {
+            names.add(name);
+        }
+        let kept: Vec<_> = names.iter().collect();
+        assert_eq!(kept, [&b"ib0"[..], &long, b"rail-0"]);
+    }
+
+    #[test]
     fn only_infiniband_links_with_20_byte_addresses_have_a_gid() {
         let mut hwaddr = [0; 20];
         hwaddr[4..].copy_from_slice(&"fe80::2:c903:0:201".parse::<Gid>().unwrap().octets());
@@ -292,6 +347,8 @@ mod tests {
             hwaddr: HwAddr::new(octets).unwrap(),
             up: true,
             bonding: Bonding::None,
+            altnames: AltNames::default(),
+            vrf: None,
             pkey: None,
         };
         let gid = |link_type, octets: &[u8]| link(link_type, octets).own_gid();

@@ -70,8 +70,9 @@ impl Settings {
         }
     }
 
-    fn mode_on(&self, interface: InterfaceName) -> Mode {
-        let found = self.on.iter().find(|(pattern, _)| pattern.matches(&interface));
+    fn mode_on(&self, served: &Served) -> Mode {
+        let names = (&served.name, &served.altnames);
+        let found = self.on.iter().find(|(pattern, _)| pattern.matches(names.0, names.1));
         found.map_or(self.mode, |(_, mode)| *mode)
     }
 }
@@ -311,7 +312,7 @@ impl Responder {
         }
         let mut work = Work::default();
         for slot in self.interfaces.values_mut() {
-            let hooks = self.settings.mode_on(slot.served.name).hooks(slot.served.header);
+            let hooks = self.settings.mode_on(&slot.served).hooks(slot.served.header);
             if hooks.is_empty() {
                 slot.state = State::Failed(BY_DECISION.to_owned());
                 continue;
@@ -502,7 +503,7 @@ impl Responder {
             self.wish.0 += 1;
             Slot { served: *served, state: State::Pending, wish: self.wish }
         });
-        if slot.served.name != served.name {
+        if (slot.served.name, slot.served.altnames) != (served.name, served.altnames) {
             // The choice of hooks may depend on the settings.
             self.wish.0 += 1;
             (slot.state, slot.wish) = (State::Pending, self.wish);

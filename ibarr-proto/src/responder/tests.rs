@@ -14,8 +14,8 @@ use crate::ip2gid::Prefix;
 use crate::local_view::neighbours::{self as raw, Entry};
 use crate::local_view::routing::{self, Way};
 use crate::local_view::{
-    Bonding, Config, Dad, HwAddr, Input, InterfaceAddress, InterfaceFilter, InterfaceName, Link,
-    LinkType, StaticGid, StaticGids,
+    AltNames, Bonding, Config, Dad, HwAddr, Input, InterfaceAddress, InterfaceFilter,
+    InterfaceName, Link, LinkType, StaticGid, StaticGids,
 };
 
 const T0: Instant = Instant::from_nanos(1_000_000_000_000);
@@ -755,6 +755,8 @@ fn link(ifindex: u32) -> Link {
         hwaddr: HwAddr::new(&[2, 0, 0, 0, 0, 1]).unwrap(),
         up: true,
         bonding: Bonding::None,
+        altnames: AltNames::default(),
+        vrf: None,
         pkey: None,
     }
 }

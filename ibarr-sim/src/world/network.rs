@@ -8,7 +8,7 @@ use std::time::Duration;
 use ibarr_common::ib::Gid;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::local_view::{
-    AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
+    AddressId, AltNames, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
 
 use super::addresses::hwaddr;
@@ -135,6 +135,8 @@ pub(super) fn links(gid: Gid) -> Vec<Link> {
         hwaddr,
         up: true,
         bonding: Bonding::None,
+        altnames: AltNames::default(),
+        vrf: None,
         pkey: None,
     };
     vec![

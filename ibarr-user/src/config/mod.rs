@@ -485,7 +485,7 @@ responder = \"ebpf\"
 ";
         let expected = [
             "line 1: udp-port must be a whole number from 1 to 65535",
-            "line 2: interfaces has a mistake: interface \"a b\": write 1 to 15 characters without \
+            "line 2: interfaces has a mistake: interface \"a b\": write 1 to 127 characters without \
              white space, / or :, where * stands for any number of them and ? for one",
             "line 4: allow \"10.0.0.1/8\" is wrong: 10.0.0.1/8 has bits set after the prefix, write \
              10.0.0.0/8, or 10.0.0.1 for that address alone; write it like \"10.0.0.0/8\"",

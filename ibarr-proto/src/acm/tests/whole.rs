@@ -13,7 +13,7 @@ use rand_core::SeedableRng as _;
 
 use super::*;
 use crate::local_view::{
-    Bonding, Dad, HwAddr, Input as View, InterfaceAddress, InterfaceName, Link, LinkType,
+    AltNames, Bonding, Dad, HwAddr, Input as View, InterfaceAddress, InterfaceName, Link, LinkType,
 };
 use crate::node::{self, Node, Room};
 use crate::paths::{Device, PortFacts};
@@ -100,6 +100,8 @@ impl Whole {
                 hwaddr: HwAddr::new(&hwaddr).unwrap(),
                 up: true,
                 bonding: Bonding::None,
+                altnames: AltNames::default(),
+                vrf: None,
                 pkey: PKey::new(pkey),
             }
         };

@@ -109,6 +109,7 @@ impl Story {
                 WayBack::None(NoWayBack::Unknown) => "unknown",
                 WayBack::None(NoWayBack::TooMany) => "too-many",
                 WayBack::None(NoWayBack::Rule(_)) => "rule",
+                WayBack::None(NoWayBack::Vrf) => "vrf",
                 WayBack::None(NoWayBack::NoRoute) => "-",
             };
             match event {
@@ -170,6 +171,8 @@ fn ether(ifindex: u32) -> Link {
         hwaddr: HwAddr::new(&[2, 0, 0, 0, 0, 1]).unwrap(),
         up: true,
         bonding: Bonding::None,
+        altnames: AltNames::default(),
+        vrf: None,
         pkey: None,
     }
 }
@@ -369,6 +372,28 @@ fn filter_selects_names_of_any_type_and_follows_renames() {
     story.link(ether(1)).add(1, "10.9.0.1").told("+10.9.0.1");
     assert_eq!(story.state(1), Err(NotServed::NotIpoib));
     assert_eq!(story.view.unmatched_patterns().count(), 1);
+}
+
+#[test]
+fn other_names_of_an_interface_select_it_while_it_has_them() {
+    let mut story = Story::new(&["ib0", "*-rail"], &[]);
+    let with = |link: Link, names: &[&[u8]]| {
+        let mut altnames = AltNames::default();
+        names.iter().for_each(|name| altnames.add(name));
+        Link { altnames, ..link }
+    };
+    let unmatched = |story: &Story| story.view.unmatched_patterns().count();
+    story.link(ib(5, 1)).link(ib(6, 2)).add(5, "10.1.0.1").add(6, "10.1.0.2");
+    story.told("+10.1.0.1 +10.1.0.2");
+    assert_eq!(unmatched(&story), 2);
+    let long = [&[b'x'; 100], &b"-rail"[..]].concat();
+    story.link(with(ib(5, 1), &[&b"other"[..], &long])).told("~10.1.0.1=1");
+    story.link(with(ib(6, 2), &[&b"ib0"[..]])).told("~10.1.0.2=2");
+    assert_eq!(unmatched(&story), 0);
+    // The name moves to another interface.
+    story.link(ib(6, 2)).link(with(ib(5, 1), &[&b"ib0"[..]])).told("~10.1.0.2");
+    assert_eq!(unmatched(&story), 1);
+    story.link(ib(5, 1)).told("~10.1.0.1");
 }
 
 #[test]

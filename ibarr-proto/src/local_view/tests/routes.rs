@@ -46,6 +46,7 @@ impl Story {
             WayBack::None(NoWayBack::Unknown) => "unknown".to_owned(),
             WayBack::None(NoWayBack::TooMany) => "too-many".to_owned(),
             WayBack::None(NoWayBack::Rule(priority)) => format!("rule-{priority}"),
+            WayBack::None(NoWayBack::Vrf) => "vrf".to_owned(),
             WayBack::None(NoWayBack::NoRoute) => "-".to_owned(),
         };
         let served = self.view.served();
@@ -217,6 +218,23 @@ fn routes_elsewhere_are_added_first_and_removed_last() {
     // Of two changes between two polls, only the last counts.
     story.routes(["10.5.0.0/16 by 1"]).routes(["10.4.0.0/16 by 1"]).leads(&[]);
     story.link(down(ether(1))).leads(&["1: no 10.4.0.0/16", "1: no fe80::/10"]);
+}
+
+#[test]
+fn interface_in_a_vrf_is_left_to_the_daemon_whatever_the_main_table_says() {
+    let mut story = Story::new(&["eth*"], &[]);
+    let in_vrf = |vrf| Link { vrf, ..ether(1) };
+    let vrf_of = |story: &Story| {
+        let served = story.view.served().find(|served| served.ifindex == index(1)).unwrap();
+        served.vrf.map(|name| name.to_string())
+    };
+    let vrf = Link { name: InterfaceName::new(b"blue").unwrap(), ..ether(9) };
+    story.link(vrf).link(in_vrf(Some(index(9)))).link(ether(2));
+    story.routes(["10.0.0.0/8 by 1", "10.2.0.0/16 by 2"]);
+    assert_eq!(story.ways_back(), "eth1 vrf/vrf, eth2 routed/routed");
+    assert_eq!(vrf_of(&story), Some("blue".to_owned()));
+    assert_eq!(story.link(in_vrf(None)).ways_back(), "eth1 routed/routed, eth2 routed/routed");
+    assert_eq!(vrf_of(&story), None);
 }
 
 #[test]

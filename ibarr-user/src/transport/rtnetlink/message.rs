@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ibarr_common::IfIndex;
 use ibarr_common::ib::PKey;
 use ibarr_proto::local_view::{
-    AddressId, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
+    AddressId, AltNames, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
 use neli::consts::nl::{NlmF, Nlmsg};
 use neli::consts::rtnl::{Ifa, Iff, Ifla, IflaInfo, RtAddrFamily, RtScope, RtaType, Rtm};
@@ -127,13 +127,16 @@ fn link(payload: &[u8]) -> Result<Option<Link>, Malformed> {
     let name = name.strip_suffix(b"\0").unwrap_or(name);
     // A device without an address, such as a tun, has no attribute.
     let hwaddr = attribute(attributes, Ifla::Address).unwrap_or_default();
+    let (bonding, vrf) = masters(attributes)?;
     Ok(Some(Link {
         ifindex,
+        altnames: altnames(attributes)?,
+        vrf,
         name: InterfaceName::new(name).ok_or(Malformed::Name)?,
         link_type: LinkType::new(u16::from(*message.ifi_type())),
         hwaddr: HwAddr::new(hwaddr).ok_or(Malformed::AttributeLength)?,
         up: message.ifi_flags().contains(Iff::UP),
-        bonding: bonding(attributes)?,
+        bonding,
         pkey: attribute(attributes, Ifla::Broadcast).and_then(pkey),
     }))
 }
@@ -163,16 +166,34 @@ fn ifinfomsg(payload: &[u8]) -> Result<Option<(IfIndex, Ifinfomsg)>, Malformed> 
     Ok(Some((ifindex.ok_or(Malformed::IfIndex)?, message)))
 }
 
-fn bonding(attributes: &RtBuffer<Ifla, Buffer>) -> Result<Bonding, Malformed> {
-    let Some(info) = attribute(attributes, Ifla::Linkinfo) else { return Ok(Bonding::None) };
+/// The other names are a list inside an attribute.
+fn altnames(attributes: &RtBuffer<Ifla, Buffer>) -> Result<AltNames, Malformed> {
+    let mut names = AltNames::default();
+    if let Some(list) = attribute(attributes, Ifla::from(IFLA_PROP_LIST)) {
+        for name in nested::<u16>(list)?.iter().filter(|name| *name.rta_type() == IFLA_ALT_IFNAME) {
+            let name = name.rta_payload().as_ref();
+            names.add(name.strip_suffix(b"\0").unwrap_or(name));
+        }
+    }
+    Ok(names)
+}
+
+/// The link's role in a bond or team, and its VRF.
+fn masters(attributes: &RtBuffer<Ifla, Buffer>) -> Result<(Bonding, Option<IfIndex>), Malformed> {
+    let Some(info) = attribute(attributes, Ifla::Linkinfo) else {
+        return Ok((Bonding::None, None));
+    };
     let info = nested::<IflaInfo>(info)?;
+    let master =
+        || ifindex(attribute(attributes, Ifla::Master).ok_or(Malformed::AttributeMissing)?);
     let is_bond = |kind| matches!(attribute(&info, kind), Some(b"bond\0" | b"team\0"));
     if is_bond(IflaInfo::SlaveKind) {
-        let master = attribute(attributes, Ifla::Master).ok_or(Malformed::AttributeMissing)?;
-        return Ok(Bonding::Slave { of: ifindex(master)? });
+        return Ok((Bonding::Slave { of: master()? }, None));
     }
+    let is_in_vrf = attribute(&info, IflaInfo::SlaveKind) == Some(b"vrf\0");
+    let vrf = is_in_vrf.then(master).transpose()?;
     if !is_bond(IflaInfo::Kind) {
-        return Ok(Bonding::None);
+        return Ok((Bonding::None, vrf));
     }
     let data = attribute(&info, IflaInfo::Data).map(nested::<u16>).transpose()?;
     // A team numbers its attributes differently, and has no such attribute.
@@ -180,7 +201,7 @@ fn bonding(attributes: &RtBuffer<Ifla, Buffer>) -> Result<Bonding, Malformed> {
         Some(b"bond\0") => data.as_ref().and_then(|data| attribute(data, IFLA_BOND_ACTIVE_SLAVE)),
         _ => None,
     };
-    Ok(Bonding::Master { active_slave: active_slave.map(ifindex).transpose()? })
+    Ok((Bonding::Master { active_slave: active_slave.map(ifindex).transpose()? }, vrf))
 }
 
 fn address(payload: &[u8]) -> Result<Option<InterfaceAddress>, Malformed> {
@@ -304,5 +325,8 @@ pub(crate) fn request<P: Size + ToBytes>(kind: Rtm, flags: NlmF, seq: u32, messa
 const HEADER_LEN: usize = 16;
 /// Why neli's builders do not fail: their only error is a missing field.
 pub(crate) const ALL_SET: &str = "all fields are set";
-/// Attribute of a bond (include/uapi/linux/if_link.h).
+/// A list of attributes (`NLA_F_NESTED`), and one in it (include/uapi/linux/if_link.h).
+const IFLA_PROP_LIST: u16 = 52 | 1 << 15;
+const IFLA_ALT_IFNAME: u16 = 53;
+/// Attribute of a bond.
 const IFLA_BOND_ACTIVE_SLAVE: u16 = 2;

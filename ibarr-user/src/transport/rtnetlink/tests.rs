@@ -193,6 +193,33 @@ fn recorded_bonds_and_teams_are_read() {
     assert_eq!(told, expected.map(|(name, bonding)| (name.to_owned(), bonding)));
 }
 
+/// Built from `rtnl_fill_prop_list` and `rtnl_link_slave_info_fill` of Linux 6.12.
+#[test]
+fn other_names_and_the_vrf_of_a_link_are_read() {
+    let with = |attrs: &[Attr]| {
+        let link = Message::link(16, 5, LinkType::INFINIBAND.get(), 0x1043);
+        let link = attrs
+            .iter()
+            .fold(link.with(Attr::text(3, "ibs0")), |link, attr| link.with(attr.clone()));
+        match Change::parse(&frames(&link.bytes()).next().unwrap().unwrap()).unwrap() {
+            Some(Change::Link(link)) => link,
+            other => panic!("{other:?}"),
+        }
+    };
+    let link = with(&[
+        Attr::u32(10, 9),
+        Attr::nest(18, &[Attr::text(4, "vrf")]),
+        Attr::nest(
+            52 | 1 << 15,
+            &[Attr::text(53, "ib0"), Attr::new(54, b"x"), Attr::text(53, "rail-0")],
+        ),
+    ]);
+    assert_eq!((link.vrf, link.bonding), (Some(index(9)), Bonding::None));
+    assert_eq!(link.altnames.iter().collect::<Vec<_>>(), [&b"ib0"[..], b"rail-0"]);
+    let other = with(&[Attr::u32(10, 9), Attr::nest(18, &[Attr::text(4, "bridge")])]);
+    assert_eq!((other.vrf, other.altnames.iter().count()), (None, 0));
+}
+
 /// Built from `rtnl_fill_ifinfo`, `bond_fill_info`, `bond_fill_slave_info` and
 /// `rtnl_link_slave_info_fill` of Linux 6.12, because no kernel that we have recorded has an
 /// InfiniBand port.

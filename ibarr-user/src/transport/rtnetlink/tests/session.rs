@@ -2,7 +2,7 @@
 
 //! Tests of dumps and losses.
 
-use ibarr_proto::local_view::{HwAddr, InterfaceName};
+use ibarr_proto::local_view::{AltNames, HwAddr, InterfaceName};
 
 use super::story::{PORTID, Story, done};
 use super::*;
@@ -50,6 +50,8 @@ fn parsed(ifindex: u32) -> Link {
         hwaddr: HwAddr::default(),
         up: true,
         bonding: Bonding::None,
+        altnames: AltNames::default(),
+        vrf: None,
         pkey: None,
     }
 }
