@@ -460,7 +460,8 @@ pub(super) fn details(status: &Status) {
             None => "serving".to_owned(),
             Some(reason) => format!("not serving: {reason}"),
         };
-        line(&format!("server {}    UDP port {}, {state}", server.family, server.port));
+        let vrf = server.vrf.as_ref().map_or(String::new(), |vrf| format!(" in VRF {vrf}"));
+        line(&format!("server {}    UDP port {}{vrf}, {state}", server.family, server.port));
     }
     let kernel = &status.local_service;
     let on = kernel.nudge_interface.as_deref().map(|name| format!(" ({name})"));

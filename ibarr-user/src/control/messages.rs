@@ -742,6 +742,9 @@ pub struct ServerStatus {
     pub family: IpVersion,
     /// UDP port number.
     pub port: NonZeroU16,
+    /// The VRF whose datagrams it receives; absent for all others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vrf: Option<String>,
     /// Why the socket does not serve; absent if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,

@@ -398,6 +398,10 @@ impl Io<Input> for Engine {
             Output::Changed(event) => {
                 report::log(&event);
                 self.responder.handle_fact(&event);
+                if let local_view::Event::Served(_) | local_view::Event::NotServed(_) = event {
+                    let served = self.node.view().served();
+                    self.servers.serve_in(&served.filter_map(|served| served.vrf).collect());
+                }
             }
             Output::Resolver(event) => self.handle_resolved(now, event),
             Output::Acm(output) => self.answer_acm(now, output),

@@ -2,13 +2,15 @@
 
 //! The sockets on which peers' queries come.
 
+use std::collections::BTreeSet;
 use std::future::pending;
 use std::num::NonZeroU16;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::Family;
+use ibarr_proto::local_view::InterfaceName;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, yield_now};
 use tracing::warn;
@@ -20,7 +22,7 @@ use crate::control::messages::{IpVersion, ServerStatus};
 use crate::sys::clock;
 use crate::transport::Counters;
 use crate::transport::inherited::Inherited;
-use crate::transport::server::{self, Batch, Event, Query, State};
+use crate::transport::server::{self, Batch, Event, Query, State, Vrf};
 
 /// The sockets of the ip2gid port, and the queries that wait for an answer.
 pub(super) struct Servers {
@@ -39,6 +41,7 @@ pub(super) struct Servers {
 /// A socket, owned by its task.
 struct Socket {
     family: Family,
+    vrf: Option<InterfaceName>,
     state: watch::Receiver<State>,
     /// The generation of programs that guards it.
     guarded: Option<u32>,
@@ -63,11 +66,13 @@ impl Servers {
     pub(super) fn move_to(&mut self, port: NonZeroU16) {
         if port != self.port {
             self.port = port;
+            let vrfs = self.sockets.iter().filter_map(|socket| socket.vrf).collect();
             for socket in self.sockets.drain(..) {
                 self.dropped_before += u64::from(socket.state.borrow().dropped());
                 socket.task.abort();
             }
             self.open();
+            self.serve_in(&vrfs);
         }
     }
 
@@ -88,14 +93,38 @@ impl Servers {
         for warning in self.warnings() {
             warn!("{warning}");
         }
-        let port = self.port.get();
         for family in [Family::V4, Family::V6] {
-            let (sender, state) = watch::channel(State::Starting);
-            let (batches, counters) = (self.batches.clone(), Arc::clone(&self.counters));
-            let inherited = self.inherited.socket(family, port);
-            let serve = server::serve(family, port, inherited, batches, sender, counters);
-            let task = tokio::spawn(serve).abort_handle();
-            self.sockets.push(Socket { family, state, guarded: None, task });
+            let inherited = self.inherited.socket(family, self.port.get());
+            self.open_socket(family, inherited, None);
+        }
+    }
+
+    fn open_socket(&mut self, family: Family, inherited: Option<OwnedFd>, vrf: Option<Vrf>) {
+        let (sender, state) = watch::channel(State::Starting);
+        let (batches, counters) = (self.batches.clone(), Arc::clone(&self.counters));
+        let name = vrf.as_ref().map(|vrf| vrf.name);
+        let port = self.port.get();
+        let serve = server::serve(family, port, inherited, vrf, batches, sender, counters);
+        let task = tokio::spawn(serve).abort_handle();
+        self.sockets.push(Socket { family, vrf: name, state, guarded: None, task });
+    }
+
+    /// Serves also in these VRFs, and in no other.
+    pub(super) fn serve_in(&mut self, vrfs: &BTreeSet<InterfaceName>) {
+        for socket in
+            self.sockets.extract_if(.., |socket| socket.vrf.is_some_and(|vrf| !vrfs.contains(&vrf)))
+        {
+            self.dropped_before += u64::from(socket.state.borrow().dropped());
+            socket.task.abort();
+        }
+        for (&name, family) in vrfs.iter().flat_map(|vrf| [(vrf, Family::V4), (vrf, Family::V6)]) {
+            let is = |socket: &&Socket, vrf| socket.family == family && socket.vrf == vrf;
+            let outside = self.sockets.iter().find(|socket| is(socket, None));
+            let is_open = self.sockets.iter().any(|socket| is(&socket, Some(name)));
+            if let Some(outside) = outside.filter(|_| !is_open) {
+                let outside = outside.state.clone();
+                self.open_socket(family, None, Some(Vrf { name, outside }));
+            }
         }
     }
 
@@ -137,26 +166,21 @@ impl Servers {
     }
 
     pub(super) fn status(&self) -> Vec<ServerStatus> {
-        let status = |(family, blocked, receive_buffer)| {
+        let status = |socket: &Socket| {
+            let (family, blocked, receive_buffer) = socket.shown();
             let family = match family {
                 Family::V4 => IpVersion::V4,
                 Family::V6 => IpVersion::V6,
             };
-            ServerStatus { family, port: self.port, blocked, receive_buffer }
+            let vrf = socket.vrf.map(|vrf| vrf.to_string());
+            ServerStatus { family, port: self.port, vrf, blocked, receive_buffer }
         };
-        self.states().map(status).collect()
+        self.sockets.iter().map(status).collect()
     }
 
     /// For each socket why it does not serve, or how many bytes it holds.
     pub(super) fn states(&self) -> impl Iterator<Item = (Family, Option<String>, Option<usize>)> {
-        self.sockets.iter().map(|socket| {
-            let (blocked, holds) = match &*socket.state.borrow() {
-                State::Serving { holds, .. } => (None, Some(*holds)),
-                State::Starting => (Some("starting".to_owned()), None),
-                State::Blocked(reason) => (Some(reason.clone()), None),
-            };
-            (socket.family, blocked, holds)
-        })
+        self.sockets.iter().map(Socket::shown)
     }
 }
 
@@ -220,6 +244,15 @@ impl Engine {
 }
 
 impl Socket {
+    fn shown(&self) -> (Family, Option<String>, Option<usize>) {
+        let (blocked, holds) = match &*self.state.borrow() {
+            State::Serving { holds, .. } => (None, Some(*holds)),
+            State::Starting => (Some("starting".to_owned()), None),
+            State::Blocked(reason) => (Some(reason.clone()), None),
+        };
+        (self.family, blocked, holds)
+    }
+
     fn has_started(&self) -> bool {
         !matches!(*self.state.borrow(), State::Starting)
     }

@@ -65,6 +65,34 @@ impl UdpSocket {
         Self::bind_prepared(family, port, udp_options::refuse_from_itself)
     }
 
+    /// Like [`bind_server`](Self::bind_server), for datagrams of the VRF `vrf`, which no other socket
+    /// receives unless `net.ipv4.udp_l3mdev_accept` is set. `outside` is the socket that has the port
+    /// outside of VRFs. The kernel lets both have it because both allow that, which they do
+    /// only while this runs, to sockets of the same user.
+    ///
+    /// # Errors
+    /// See [`bind`](Self::bind); `ENODEV` if there is no such VRF.
+    pub fn bind_in_vrf(
+        family: Family,
+        port: u16,
+        vrf: &str,
+        outside: &OwnedFd,
+    ) -> io::Result<Self> {
+        // A socket of systemd belongs to root, and always allows it by the other option.
+        socket::setsockopt(outside, sockopt::ReusePort, &true)?;
+        let bound = Self::bind_prepared(family, port, |fd| {
+            socket::setsockopt(fd, sockopt::BindToDevice, &vrf.into())?;
+            socket::setsockopt(fd, sockopt::ReusePort, &true)?;
+            socket::setsockopt(fd, sockopt::ReuseAddr, &true)?;
+            udp_options::refuse_from_itself(fd)
+        });
+        socket::setsockopt(outside, sockopt::ReusePort, &false)?;
+        let bound = bound?;
+        socket::setsockopt(&bound, sockopt::ReusePort, &false)?;
+        socket::setsockopt(&bound, sockopt::ReuseAddr, &false)?;
+        Ok(bound)
+    }
+
     /// Takes over a socket that another process has bound, and makes it like one of
     /// [`bind_server`](Self::bind_server). Datagrams that already wait in it passed no filter of
     /// ours, so [`Received::is_local`] is reliable only for later ones.
@@ -350,6 +378,33 @@ mod tests {
         peer.set_nonblocking(true).unwrap();
         while peer.recv(&mut [0]).is_ok() {}
         assert_eq!(waiting.await.unwrap(), 1);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn socket_of_a_device_gets_its_datagrams_and_shares_the_port_once() {
+        let share = |fd: &OwnedFd| {
+            socket::setsockopt(fd, sockopt::ReusePort, &true)?;
+            Ok(socket::setsockopt(fd, sockopt::ReuseAddr, &true)?)
+        };
+        for (family, address) in [(Family::V4, "127.0.0.1"), (Family::V6, "::1")] {
+            let outside = UdpSocket::bind_server(family, 0).unwrap();
+            let to = SocketAddr::new(address.parse().unwrap(), port(&outside));
+            let fd = outside.duplicate().unwrap();
+            // Any device will do.
+            let inside = UdpSocket::bind_in_vrf(family, to.port(), "lo", &fd).unwrap();
+            let client = UdpSocket::bind(family, 0).unwrap();
+            client.send(b"ask", to, Source::default()).await.unwrap();
+            receive(&inside, b"ask").await;
+            let other = UdpSocket::bind_prepared(family, to.port(), share);
+            assert_eq!(other.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+            let none = UdpSocket::bind_in_vrf(family, to.port(), "no-such", &fd);
+            assert_eq!(none.unwrap_err().raw_os_error(), Some(libc::ENODEV));
+        }
+        // A socket of systemd.
+        let outside = UdpSocket::bind_prepared(Family::V4, 0, share).unwrap();
+        socket::setsockopt(&outside, sockopt::ReusePort, &false).unwrap();
+        let fd = outside.duplicate().unwrap();
+        UdpSocket::bind_in_vrf(Family::V4, port(&outside), "lo", &fd).unwrap();
     }
 
     #[tokio::test(flavor = "current_thread")]

@@ -16,6 +16,7 @@ use ibarr_common::IfIndex;
 use ibarr_common::wire::ip2gid;
 use ibarr_proto::ip2gid::Family;
 use ibarr_proto::ip2gid::server::{self, Transmit};
+use ibarr_proto::local_view::InterfaceName;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 use tracing::{debug, info, warn};
@@ -111,12 +112,30 @@ const RETRY: Duration = Duration::from_secs(5);
 /// many processes.
 const LOOK_EVERY: u32 = 12;
 
-/// Serves `port` for one family, by the `inherited` socket if there is one, until `batches` is closed or
-/// `state` has no receiver. A port that is taken is reported once, and tried again.
+/// A VRF, and the state of the socket that has the port outside of it.
+pub struct Vrf {
+    /// Its device.
+    pub name: InterfaceName,
+    /// The socket is opened first.
+    pub outside: watch::Receiver<State>,
+}
+
+impl Vrf {
+    fn bind(&self, family: Family, port: u16) -> io::Result<UdpSocket> {
+        let State::Serving { socket, .. } = self.outside.borrow().clone() else {
+            return Err(io::Error::other("the port is not served outside of the VRF either"));
+        };
+        UdpSocket::bind_in_vrf(family, port, &self.name.to_string(), &socket)
+    }
+}
+
+/// Serves `port` for one family, by the `inherited` socket if there is one, or in a VRF, until `batches`
+/// is closed or `state` has no receiver. A port that is taken is reported once, and tried again.
 pub async fn serve(
     family: Family,
     port: u16,
     mut inherited: Option<OwnedFd>,
+    vrf: Option<Vrf>,
     batches: mpsc::Sender<Event>,
     state: watch::Sender<State>,
     counters: Arc<Counters>,
@@ -124,9 +143,10 @@ pub async fn serve(
     let (mut tries, mut held, mut said) = (0u32, None, None);
     while !batches.is_closed() {
         let is_inherited = inherited.is_some();
-        let socket = match inherited.take() {
-            Some(fd) => UdpSocket::take_over(family, fd),
-            None => UdpSocket::bind_server(family, port),
+        let socket = match (inherited.take(), &vrf) {
+            (Some(fd), _) => UdpSocket::take_over(family, fd),
+            (None, Some(vrf)) => vrf.bind(family, port),
+            (None, None) => UdpSocket::bind_server(family, port),
         };
         let bound = socket.and_then(|socket| {
             let holds = udp_options::widen(&socket, HOLD)?;
@@ -145,11 +165,14 @@ pub async fn serve(
                 return;
             }
             Err(error) => {
-                let mut reason = explain(&error, port);
+                let mut reason = match &vrf {
+                    Some(vrf) => format!("UDP port {port} in VRF {}: {error}", vrf.name),
+                    None => explain(&error, port),
+                };
                 if matches!(&*state.borrow(), State::Starting) {
                     state.send_replace(State::Blocked(reason.clone()));
                 }
-                if error.kind() == ErrorKind::AddrInUse {
+                if error.kind() == ErrorKind::AddrInUse && vrf.is_none() {
                     if tries % LOOK_EVERY == 0 {
                         held = holder_of(family, port).await;
                     }

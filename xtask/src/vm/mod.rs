@@ -382,7 +382,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         Scenario::Responder { tests: filter, rounds } => {
             prepared.name = "responder";
             prepared.processors = Processors::One;
-            prepared.modules = &["veth", "sch_ingress", "cls_bpf"];
+            prepared.modules = &["veth", "vrf", "sch_ingress", "cls_bpf"];
             prepared.programs.push(image::ours("/bin/system", &tests(workspace, "system")?)?);
             prepared.programs.push(program("/bin/ibarr", "ibarr")?);
             let tools = [

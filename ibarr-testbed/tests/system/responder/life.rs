@@ -147,6 +147,37 @@ fn kernel_answers_at_the_configured_port_and_at_no_other() {
 }
 
 #[test]
+fn reply_that_the_kernel_refuses_is_no_answer_and_has_its_cause() {
+    let mut rig = Rig::new();
+    rig.start("responder = \"user\"");
+    let mut peer = socket(V4);
+    peer.ask_all(1);
+    let source = peer.source();
+    ip(&format!("-netns {NODE} route add prohibit {source}"));
+    assert!(!peer.ask(Duration::from_millis(100)));
+    let counter = |name: &str| rig.asked("counters")["counters"][name].as_u64().unwrap();
+    rig.eventually("it is counted", || counter("ip2gid.server.not-sent-no-route") == 1);
+    assert_eq!(counter("ip2gid.server.answered"), 1);
+    rig.eventually("status says it", || {
+        rig.asked("status")["status"]["health"].to_string().contains("replies-unroutable")
+    });
+    ip(&format!("-netns {NODE} route delete prohibit {source}"));
+    peer.ask_all(1);
+}
+
+#[test]
+fn other_name_of_an_interface_selects_its_responder_at_run_time() {
+    let mut rig = Rig::new();
+    rig.start("[[responder-on]]\ninterface = \"rail0\"\nresponder = \"user\"");
+    let in_kernel = |rig: &Rig| rig.status_of("eth0")["responder"].is_string();
+    assert!(in_kernel(&rig));
+    ip(&format!("-netns {NODE} link property add dev eth0 altname rail0"));
+    rig.eventually("the daemon answers", || !in_kernel(&rig));
+    ip(&format!("-netns {NODE} link property del dev eth0 altname rail0"));
+    rig.eventually("the kernel answers", || in_kernel(&rig));
+}
+
+#[test]
 fn responder_user_detaches_programs_at_once() {
     let mut rig = Rig::new();
     let before = traces(&rig);

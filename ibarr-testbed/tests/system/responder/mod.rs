@@ -12,5 +12,6 @@ mod report;
 pub(crate) mod rig;
 mod shown;
 mod takeover;
+mod vrf;
 mod way_back;
 mod xdp;

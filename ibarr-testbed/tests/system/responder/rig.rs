@@ -496,6 +496,12 @@ impl Asker {
         }
     }
 
+    /// The address from which it asks.
+    pub(crate) fn source(&self) -> IpAddr {
+        self.socket.connect(self.server).unwrap();
+        self.socket.local_addr().unwrap().ip()
+    }
+
     /// Asks the same at another port.
     pub(crate) fn at(self, port: u16) -> Self {
         Self { server: (self.target, port).into(), ..self }
