@@ -45,6 +45,13 @@ impl<C: Counter> Counters<C> {
         self.add(counter, 1);
     }
 
+    /// Undoes a [`count`](Self::count).
+    pub fn take_back(&mut self, counter: C) {
+        if let Some(count) = self.counts.get_mut(counter.index()) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
     /// Adds `n`.
     pub fn add(&mut self, counter: C, n: u64) {
         if let Some(count) = self.counts.get_mut(counter.index()) {

@@ -208,6 +208,16 @@ causes! {
     FewDescriptors = "few-descriptors",
     /// Queries of peers were lost.
     QueriesLost = "queries-lost",
+    /// The firewall of this machine, or a route, forbids queries to peers.
+    QueriesForbidden = "queries-forbidden",
+    /// No route takes queries to peers.
+    QueriesUnroutable = "queries-unroutable",
+    /// Queries to peers were not sent for another reason.
+    QueriesNotSent = "queries-not-sent",
+    /// No UDP port is free for queries to peers.
+    NoFreePort = "no-free-port",
+    /// No descriptor is free for queries to peers.
+    NoFreeDescriptor = "no-free-descriptor",
     /// Replies of peers were lost.
     RepliesLost = "replies-lost",
     /// The firewall of this machine does not permit replies to peers.

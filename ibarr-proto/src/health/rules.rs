@@ -457,6 +457,32 @@ pub(super) fn counted(cause: Cause, count: u64) -> Finding {
             "replies to peers were not sent: the kernel had no memory, or the MTU is too small",
             "look which in ibarr counters (not-sent), then at free memory or ip link show",
         ),
+        Cause::QueriesForbidden => (
+            Subsystem::Peers,
+            "queries to peers were not permitted (EPERM) by the firewall of this machine",
+            "permit UDP to the peers' udp-port in its output chains (nft list ruleset)",
+        ),
+        Cause::QueriesUnroutable => (
+            Subsystem::Peers,
+            "queries to peers were not sent: no route took them",
+            "look at rules and routes (ip rule, ip route get PEER)",
+        ),
+        Cause::QueriesNotSent => (
+            Subsystem::Peers,
+            "queries to peers were not sent: the kernel had no memory, or the MTU is too small",
+            "look which in ibarr counters (not-sent), then at free memory or ip link show",
+        ),
+        Cause::NoFreePort => (
+            Subsystem::Peers,
+            "no UDP port was free for queries to peers",
+            "widen net.ipv4.ip_local_port_range, shorten ip_local_reserved_ports (sysctl), or stop \
+             what holds the ports (ss -uanp)",
+        ),
+        Cause::NoFreeDescriptor => (
+            Subsystem::Peers,
+            "no descriptor was free for queries to peers",
+            "raise LimitNOFILE= of the daemon, or fs.file-max (sysctl)",
+        ),
         Cause::AddressesEvicted => (
             Subsystem::Caches,
             "addresses were forgotten to make room",

@@ -76,6 +76,13 @@ pub enum Step {
         /// How many were sent in this chain, with this one.
         number: u32,
     },
+    /// The kernel has refused to send a query.
+    NotSent {
+        /// Its destination.
+        to: SocketAddr,
+        /// Why, for people.
+        cause: String,
+    },
     /// The peer has replied.
     Reply {
         /// The sender.

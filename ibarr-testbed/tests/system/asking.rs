@@ -4,6 +4,9 @@
 
 use std::sync::Arc;
 
+use ibarr_testbed::lab::netns;
+
+use crate::doctor::nft;
 use crate::machine::said;
 use crate::responder::learned::answer;
 use crate::responder::rig::*;
@@ -60,4 +63,54 @@ fn dead_gateway_of_a_rule_swallows_no_query() {
         let found = resolve(&rig, &format!("{target}%eth0"));
         assert!(found.contains(GID), "{found}");
     }
+}
+
+/// Waits until the health of the node has a cause, and returns what `ibarr status` says of it.
+fn cause(rig: &Rig, cause: &str) -> String {
+    let reason = || {
+        let status = rig.asked("status");
+        let health = status["status"]["health"].as_array().unwrap().clone();
+        let mut reasons =
+            health.into_iter().flat_map(|of| of["reasons"].as_array().unwrap().clone());
+        reasons.find(|reason| reason["cause"] == cause).map(|reason| reason.to_string())
+    };
+    rig.eventually(cause, || reason().is_some());
+    reason().unwrap()
+}
+
+#[test]
+fn refusals_of_this_machine_are_named_until_queries_leave_again() {
+    let mut rig = far();
+    ip(&format!("-netns {NODE} route add 10.99.0.1 via 10.7.0.2"));
+    rig.start("responder = \"user\"");
+    nft("add table inet wall");
+    nft("add chain inet wall out { type filter hook output priority 0 ; }");
+    nft("add rule inet wall out udp dport 4791 drop");
+    let refused = resolve(&rig, "10.99.0.1");
+    assert!(refused.contains("timed-out"), "{refused}");
+    assert!(cause(&rig, "queries-forbidden").contains("nft list ruleset"));
+    let counters = rig.asked("counters --all")["counters"].clone();
+    assert!(counters["transport.query-not-sent-forbidden"].as_u64().unwrap() > 1);
+    assert_eq!(
+        (&counters["ip2gid.client.queries"], &counters["ip2gid.client.resends"]),
+        (&0.into(), &0.into())
+    );
+    nft("delete table inet wall");
+    assert!(resolve(&rig, "10.99.0.1").contains(GID));
+}
+
+#[test]
+fn node_without_a_free_udp_port_says_so() {
+    let mut rig = far();
+    ip(&format!("-netns {NODE} route add 10.99.0.1 via 10.7.0.2"));
+    let ports = [
+        ("ipv4/ip_local_port_range", "50000 50009"),
+        ("ipv4/ip_local_reserved_ports", "50000-50009"),
+    ];
+    netns::set(NODE, &ports).unwrap();
+    rig.start("responder = \"user\"");
+    assert!(resolve(&rig, "10.99.0.1").contains("timed-out"));
+    assert!(cause(&rig, "no-free-port").contains("ip_local_port_range"));
+    netns::set(NODE, &[("ipv4/ip_local_reserved_ports", "50000")]).unwrap();
+    assert!(resolve(&rig, "10.99.0.1").contains(GID), "nine ports are enough");
 }

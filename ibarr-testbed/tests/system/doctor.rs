@@ -143,7 +143,7 @@ fn forgets(rig: &Rig, name: &str, found: &str) {
 }
 
 /// Changes the rules of the node's firewall.
-fn nft(words: &str) {
+pub(crate) fn nft(words: &str) {
     let mut command = Command::new("nft");
     command.args(words.split_whitespace()).stdin(Stdio::null());
     let status = netns::spawn(NODE, &mut command).unwrap().wait().unwrap();

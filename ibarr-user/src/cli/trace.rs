@@ -200,6 +200,7 @@ fn text(step: &TraceStep) -> String {
         }
         TraceStep::NoRoute { cause } => format!("no route: {cause}"),
         TraceStep::Query { to, number } => numbered("query", *number, &format!("to {to}")),
+        TraceStep::NotSent { to, cause } => format!("query to {to} not sent: {cause}"),
         TraceStep::Reply { from, gid, unasked } => {
             let what = if *unasked { "late or forged reply" } else { "reply" };
             format!("{what} of {from}: {}", or_not_here(*gid))

@@ -99,6 +99,13 @@ pub enum TraceStep {
         /// 1 for the first one of this request.
         number: u32,
     },
+    /// The kernel has refused to send a query.
+    NotSent {
+        /// Its destination.
+        to: SocketAddr,
+        /// Why, for people.
+        cause: String,
+    },
     /// The peer has replied.
     Reply {
         /// The sender.

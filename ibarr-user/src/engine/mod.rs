@@ -208,11 +208,7 @@ impl Engine {
             node: Node::new(options.node(&config), rng),
             users: Users::default(),
             tracers: Tracers::default(),
-            queries: Queries::new(
-                Sockets::new(heard_sender, Arc::clone(&counters)),
-                routes,
-                Arc::clone(&counters),
-            ),
+            queries: Queries::new(Sockets::new(heard_sender, Arc::clone(&counters)), routes),
             servers: Servers::start(udp_port, servers, batches, Arc::clone(&counters)),
             responder,
             watch,

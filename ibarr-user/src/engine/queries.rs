@@ -2,8 +2,6 @@
 
 //! Routes and sockets for the client's questions to peers.
 
-use std::sync::Arc;
-
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::client::{Input, Output, SocketEvent};
 use ibarr_proto::resolver;
@@ -13,17 +11,15 @@ use tracing::debug;
 use super::{Engine, log};
 use crate::transport::queries::{Heard, Sockets};
 use crate::transport::rtnetlink::{Answer, RouteAnswer, Routes};
-use crate::transport::{Counter, Counters};
 
 pub(super) struct Queries {
     sockets: Sockets,
     routes: Routes,
-    counters: Arc<Counters>,
 }
 
 impl Queries {
-    pub(super) fn new(sockets: Sockets, routes: Routes, counters: Arc<Counters>) -> Self {
-        Self { sockets, routes, counters }
+    pub(super) fn new(sockets: Sockets, routes: Routes) -> Self {
+        Self { sockets, routes }
     }
 
     /// See [`Sockets::dropped`].
@@ -40,7 +36,6 @@ impl Engine {
                 Ok(()) => Input::SocketOpened { socket },
                 Err(error) => {
                     debug!(%socket, %error, "query socket not opened");
-                    self.queries.counters.count(Counter::SocketNotOpened);
                     Input::SocketFailed { socket }
                 }
             },
@@ -51,9 +46,13 @@ impl Engine {
     pub(super) fn carry_out_query(&mut self, now: Instant, output: Output) {
         match output {
             Output::Query(transmit) => {
+                if let Err(error) = self.queries.sockets.send(&transmit) {
+                    self.trace_query_not_sent(now, transmit.to, &error);
+                    let query = transmit.payload.as_ref();
+                    return self.tell_client(now, Input::NotSent { query });
+                }
                 log::peer_is_asked(transmit.to, transmit.payload.as_ref());
                 self.trace_query(now, &transmit);
-                self.queries.sockets.send(&transmit);
             }
             Output::Route(candidate) => {
                 self.node.trace().step(now, candidate.question, Step::RouteSought);

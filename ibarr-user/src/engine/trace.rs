@@ -3,6 +3,7 @@
 //! `ibarr trace`: reports what goes over the wire to the trace, and passes its events to those that watch.
 //! A tracer that reads too slowly loses events, which are counted. Nothing waits for it.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -224,6 +225,13 @@ impl Engine {
         }
     }
 
+    pub(super) fn trace_query_not_sent(&mut self, now: Instant, to: SocketAddr, why: &io::Error) {
+        if self.node.trace().is_on() {
+            let step = Step::NotSent { to, cause: why.to_string() };
+            self.node.trace().step(now, Subject::Address(to.ip()), step);
+        }
+    }
+
     pub(super) fn trace_heard(&mut self, now: Instant, heard: &Heard) {
         if !self.node.trace().is_on() {
             return;
@@ -371,6 +379,7 @@ fn step_document(step: &Step, view: &LocalView) -> TraceStep {
         }
         Step::NoRoute { ref cause } => TraceStep::NoRoute { cause: cause.clone() },
         Step::Query { to, number } => TraceStep::Query { to, number },
+        Step::NotSent { to, ref cause } => TraceStep::NotSent { to, cause: cause.clone() },
         Step::Reply { from, gid, is_asked } => {
             TraceStep::Reply { from, gid: gid.map(Text), unasked: !is_asked }
         }

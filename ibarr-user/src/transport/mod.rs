@@ -77,8 +77,18 @@ pub const NAMES: usize = 64;
 ibarr_proto::counters! {
     /// Counters of the transports.
     pub enum Counter {
-        /// Queries that were not sent, because the kernel refused them or the send buffer was full;
-        /// the schedule repeats them.
+        /// Queries that were not sent because this machine's firewall, or a route, forbids them
+        /// (EPERM, EACCES).
+        QueryForbidden = error("transport.query-not-sent-forbidden"),
+        /// Queries that were not sent because the kernel had no route (ENETUNREACH, EHOSTUNREACH).
+        QueryNoRoute = error("transport.query-not-sent-no-route"),
+        /// Queries that were not sent because the kernel had no memory, or the send buffer no room
+        /// (ENOBUFS, ENOMEM, EAGAIN).
+        QueryNoRoom = error("transport.query-not-sent-no-room"),
+        /// Queries that were not sent because they are longer than the MTU (EMSGSIZE).
+        QueryTooLong = error("transport.query-not-sent-too-long"),
+        /// Queries that were not sent for another reason, such as a source address or an interface
+        /// that has gone since the route was looked up (EINVAL, ENODEV).
         QueryNotSent = error("transport.query-not-sent"),
         /// Datagrams for our query sockets that the engine had no room for.
         ReplyDropped = error("transport.reply-dropped"),
@@ -86,7 +96,11 @@ ibarr_proto::counters! {
         RefusalDropped = error("transport.refusal-dropped"),
         /// Failed calls of recvmsg(2).
         ReceiveFailed = error("transport.receive-failed"),
-        /// Sockets for our own queries that could not be opened.
+        /// Sockets for our own queries that found no free UDP port (EADDRINUSE).
+        SocketNoPort = error("transport.socket-no-port"),
+        /// Sockets for our own queries for which there was no descriptor (EMFILE, ENFILE).
+        SocketNoDescriptor = error("transport.socket-no-descriptor"),
+        /// Sockets for our own queries that could not be opened for another reason.
         SocketNotOpened = error("transport.socket-not-opened"),
         /// Messages to the kernel that had to wait for room in the socket.
         LocalServiceBlocked = error("transport.local-service-blocked"),

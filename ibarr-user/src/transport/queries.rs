@@ -102,11 +102,15 @@ impl Sockets {
         Self { open: HashMap::new(), readers: JoinSet::new(), heard, counters, dropped: 0 }
     }
 
-    /// Opens `socket` on a port that the kernel picks.
+    /// Opens `socket` on a port that the kernel picks. A failure is counted.
     ///
     /// # Errors
     /// Errors of socket(2) and bind(2), such as `EMFILE`.
     pub fn open(&mut self, socket: SocketId, family: Family) -> io::Result<()> {
+        self.try_open(socket, family).inspect_err(|error| self.counters.count(not_opened(error)))
+    }
+
+    fn try_open(&mut self, socket: SocketId, family: Family) -> io::Result<()> {
         let udp = UdpSocket::bind(family, 0)?;
         // A smaller buffer loses more replies, which are counted and asked for again.
         let _ = udp_options::widen(&udp, HOLD);
@@ -140,17 +144,36 @@ impl Sockets {
     }
 
     /// Sends now or not at all; a query that was not sent is counted.
-    pub fn send(&self, transmit: &Transmit) {
+    ///
+    /// # Errors
+    /// See [`UdpSocket::try_send`].
+    pub fn send(&self, transmit: &Transmit) -> io::Result<()> {
         let &Transmit { socket, to, egress, source, ref payload } = transmit;
-        let Some((udp, _)) = self.open.get(&socket) else {
-            self.counters.count(Counter::QueryNotSent);
-            return;
-        };
         let source = Source { address: source, egress };
-        if let Err(error) = udp.try_send(payload.as_ref(), to, source) {
-            self.counters.count(Counter::QueryNotSent);
-            debug!(%to, %error, "query not sent");
-        }
+        let open = self.open.get(&socket).ok_or(ErrorKind::NotConnected.into());
+        let sent = open.and_then(|(udp, _)| udp.try_send(payload.as_ref(), to, source));
+        sent.inspect_err(|error| {
+            self.counters.count(not_sent(error));
+            debug!(%to, ?source, %error, "query not sent");
+        })
+    }
+}
+
+fn not_sent(error: &io::Error) -> Counter {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => Counter::QueryForbidden,
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => Counter::QueryNoRoute,
+        Some(libc::ENOBUFS | libc::ENOMEM | libc::EAGAIN) => Counter::QueryNoRoom,
+        Some(libc::EMSGSIZE) => Counter::QueryTooLong,
+        _ => Counter::QueryNotSent,
+    }
+}
+
+fn not_opened(error: &io::Error) -> Counter {
+    match error.raw_os_error() {
+        Some(libc::EADDRINUSE | libc::EAGAIN) => Counter::SocketNoPort,
+        Some(libc::EMFILE | libc::ENFILE) => Counter::SocketNoDescriptor,
+        _ => Counter::SocketNotOpened,
     }
 }
 
@@ -276,7 +299,8 @@ mod tests {
             let gone = Peer::bind((host, 0)).unwrap().local_addr().unwrap();
             let send = |to, number| {
                 let payload = Query::new(Version::V1, MsgId(number), target).unwrap().emit();
-                sockets.send(&Transmit { socket, to, egress: None, source: None, payload });
+                let query = Transmit { socket, to, egress: None, source: None, payload };
+                sockets.send(&query).unwrap();
                 payload
             };
             for number in 0..ROUNDS {
@@ -309,6 +333,43 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
+    async fn each_refusal_of_the_kernel_is_counted_by_its_cause() {
+        let counters = Arc::new(Counters::default());
+        let mut sockets = Sockets::new(mpsc::channel(1).0, Arc::clone(&counters));
+        let target: IpAddr = "127.0.0.1".parse().unwrap();
+        let payload = Query::new(Version::V1, MsgId(1), target).unwrap().emit();
+        let (socket, to) = (name(target), SocketAddr::new(target, 9));
+        sockets.open(socket, Family::V4).unwrap();
+        // An address of documentation, like one that has gone.
+        let source = Some("192.0.2.1".parse().unwrap());
+        let refused = sockets.send(&Transmit { socket, to, egress: None, source, payload });
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(counters.get(Counter::QueryNotSent), 1);
+        let of = |errno| not_sent(&io::Error::from_raw_os_error(errno));
+        let causes = [libc::EPERM, libc::EHOSTUNREACH, libc::ENOBUFS, libc::EMSGSIZE, libc::ENODEV];
+        assert_eq!(
+            causes.map(of),
+            [
+                Counter::QueryForbidden,
+                Counter::QueryNoRoute,
+                Counter::QueryNoRoom,
+                Counter::QueryTooLong,
+                Counter::QueryNotSent
+            ]
+        );
+        let of = |errno| not_opened(&io::Error::from_raw_os_error(errno));
+        assert_eq!(
+            [libc::EADDRINUSE, libc::EMFILE, libc::ENFILE, libc::ENODEV].map(of),
+            [
+                Counter::SocketNoPort,
+                Counter::SocketNoDescriptor,
+                Counter::SocketNoDescriptor,
+                Counter::SocketNotOpened
+            ]
+        );
+    }
+
+    #[tokio::test(flavor = "current_thread")]
     async fn icmp_errors_take_at_most_half_of_the_channel() {
         let host: IpAddr = "127.0.0.1".parse().unwrap();
         let target: IpAddr = "10.2.0.5".parse().unwrap();
@@ -320,7 +381,8 @@ mod tests {
         let to = Peer::bind((host, 0)).unwrap().local_addr().unwrap();
         for number in 0..20 {
             let payload = Query::new(Version::V1, MsgId(number), target).unwrap().emit();
-            sockets.send(&Transmit { socket, to, egress: None, source: None, payload });
+            let query = Transmit { socket, to, egress: None, source: None, payload };
+            sockets.send(&query).unwrap();
         }
         while counters.get(Counter::RefusalDropped) < 16 {
             tokio::task::yield_now().await;

@@ -337,6 +337,12 @@ impl Flight {
         self.luck = luck;
     }
 
+    /// The last send did not happen.
+    pub(super) fn forget_send(&mut self) {
+        // If its socket has sent before, its place in the list is that of the earlier send.
+        self.sends.pop_if(|send| Some(send.at) == self.last_sent && !send.is_repeated);
+    }
+
     /// Its send from `socket`.
     pub(super) fn send(&self, socket: SocketId) -> Option<&Send> {
         self.sends.iter().find(|send| send.socket == socket)

@@ -167,6 +167,7 @@ impl<R: CryptoRng> Client<R> {
                     self.counters.count(Counter::RefusalsUnasked);
                 }
             }
+            Input::NotSent { query } => self.not_sent(query),
             Input::SocketOpened { socket } => {
                 self.counters.count(Counter::SocketsOpened);
                 let pool = &mut self.outlets.of(socket.family()).pool;
@@ -235,7 +236,7 @@ impl<R: CryptoRng> Client<R> {
         let socket = outlet.pool.pick(&mut self.rng, used)?;
         let (question, way) = (flight.question, *flight.way()?);
 
-        let first_time = flight.last_sent.is_none();
+        let first_time = flight.sends.is_empty();
         self.counters.count(if first_time { Counter::Queries } else { Counter::Resends });
         flight.sent_from(self.now, socket, self.rng.next_u32());
         let payload = Query::new(Version::V1, flight.msg_id, question.target())?.emit();
@@ -406,6 +407,17 @@ impl<R: CryptoRng> Client<R> {
             self.release(id, was_waiting);
         }
         Ok(())
+    }
+
+    fn not_sent(&mut self, query: &[u8]) {
+        let msg_id = Query::parse(query).ok().map(|query| query.msg_id());
+        let id = msg_id.and_then(|msg_id| self.flights.of_msg_id(msg_id));
+        let flight = id.and_then(|id| self.flights.flight(id));
+        if let Some(flight) = flight {
+            flight.forget_send();
+            let is_first = flight.sends.is_empty();
+            self.counters.take_back(if is_first { Counter::Queries } else { Counter::Resends });
+        }
     }
 
     /// Ends the requests that end on a refusal, and delays the resend for the others. `None` if the

@@ -127,6 +127,12 @@ pub enum Input<'a> {
         /// The quoted part of its payload.
         quoted: &'a [u8],
     },
+    /// The kernel has refused to send the last [`Output::Query`]. The schedule goes on, from another
+    /// socket and by the next way.
+    NotSent {
+        /// Its payload.
+        query: &'a [u8],
+    },
     /// The driver has opened the socket of [`SocketEvent::Open`].
     SocketOpened {
         /// The socket.

@@ -190,3 +190,37 @@ fn addresses_of_an_interface_are_tried_up_to_a_bound() {
     }
     assert_eq!(looked_up, 9);
 }
+
+#[test]
+fn query_that_was_not_sent_is_not_counted_and_the_next_way_follows() {
+    let mut rig = rig(9);
+    let kernel = rig.ask_for(by_rail(TARGETS[0]), secs(30));
+    let refuse = |rig: &mut Rig| {
+        let query = rig.sent.pop().unwrap().1.payload;
+        rig.input(Input::NotSent { query: query.as_ref() });
+    };
+    rig.gateway(Some((2, 253)));
+    refuse(&mut rig);
+    assert_eq!((rig.count(Counter::Queries), rig.count(Counter::Resends)), (0, 0));
+    rig.until_look_up();
+    rig.gateway(Some((2, 254)));
+    assert_eq!((rig.count(Counter::Queries), rig.count(Counter::Resends)), (1, 0));
+    assert_eq!(rig.sources(), ["10.1.0.1 by 2"]);
+    // A quarter of the sends is refused from now on.
+    for _ in 0..9 {
+        for _ in 0..3 {
+            let before = rig.sent.len();
+            while rig.sent.len() == before {
+                if !rig.routes_asked.is_empty() {
+                    rig.gateway(None);
+                }
+                rig.run(ms(1));
+            }
+        }
+        refuse(&mut rig);
+    }
+    let counted = rig.count(Counter::Queries) + rig.count(Counter::Resends);
+    assert_eq!(counted, rig.sent.len() as u64);
+    rig.reply(rig.sent.len() - 1, Some(gid(5)));
+    assert!(matches!(rig.answers[&kernel].1, Outcome::Found { .. }));
+}
