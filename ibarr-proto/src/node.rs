@@ -14,7 +14,7 @@ use rand_core::{CryptoRng, SeedableRng};
 
 use crate::acm::{self, Acm};
 use crate::counters::Counters;
-use crate::ip2gid::client::{self, Cached, Client, Learned};
+use crate::ip2gid::client::{self, Cached, Client, Egress, Learned};
 use crate::ip2gid::server::{self, Local as _, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
@@ -297,7 +297,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.view.handle_timeout(now);
         if std::mem::take(&mut self.has_network_changed) {
-            self.cores.client.network_changed(addresses(&self.view));
+            self.cores.client.network_changed(egresses(&self.view));
         }
         self.resolver.handle_timeout(&mut self.cores, now, &self.view);
         self.acm.handle_timeout(now);
@@ -443,10 +443,12 @@ fn listed(acm: &Acm, view: &LocalView, target: IpAddr) -> Option<Gid> {
     view.gid_of(target, IfIndex::MIN).is_none().then_some(gid)
 }
 
-/// The addresses of each interface that can be sources.
-fn addresses(view: &LocalView) -> BTreeMap<IfIndex, Vec<IpAddr>> {
+fn egresses(view: &LocalView) -> BTreeMap<IfIndex, Egress> {
     let usable = |status: &AddressStatus| (status.dad == Dad::Passed).then_some(status.address);
-    let of = |interface: Interface| interface.addresses.iter().filter_map(usable).collect();
+    let of = |interface: Interface| Egress {
+        vrf: interface.vrf,
+        addresses: interface.addresses.iter().filter_map(usable).collect(),
+    };
     view.interfaces().map(|interface| (interface.ifindex, of(interface))).collect()
 }
 

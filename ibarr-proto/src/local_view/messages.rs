@@ -173,6 +173,8 @@ pub struct Interface {
     pub name: InterfaceName,
     /// Its type.
     pub link_type: LinkType,
+    /// The VRF that it is in.
+    pub vrf: Option<IfIndex>,
     /// The GID that it serves, or the reason why it serves none.
     pub gid: Result<Gid, NotServed>,
     /// Its addresses.

@@ -304,6 +304,7 @@ impl LocalView {
             ifindex: link.ifindex,
             name: link.name,
             link_type: link.link_type,
+            vrf: link.vrf,
             gid: self.served_gid(link),
             addresses: self
                 .inventory

@@ -32,7 +32,7 @@ impl Engine {
     pub(super) fn handle_query_socket(&mut self, now: Instant, event: SocketEvent) {
         let input = match event {
             SocketEvent::Close(socket) => return self.queries.sockets.close(socket),
-            SocketEvent::Open(socket) => match self.queries.sockets.open(socket, socket.family()) {
+            SocketEvent::Open(socket) => match self.queries.sockets.open(socket) {
                 Ok(()) => Input::SocketOpened { socket },
                 Err(error) => {
                     debug!(%socket, %error, "query socket not opened");

@@ -3,14 +3,17 @@
 //! UDP sockets that report the destination address and the interface of each datagram, and can send
 //! from a chosen address (`IP_PKTINFO`, RFC 3542 `IPV6_PKTINFO`).
 
+use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::Family;
 use nix::cmsg_space;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::net::if_::if_indextoname;
 use nix::sys::socket::{
     self, AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
     SockaddrStorage, sockopt,
@@ -54,6 +57,19 @@ impl UdpSocket {
     /// Errors of socket(2), setsockopt(2) and bind(2): `AddrInUse` if another socket has the port.
     pub fn bind(family: Family, port: u16) -> io::Result<Self> {
         Self::bind_prepared(family, port, |_| Ok(()))
+    }
+
+    /// Like [`bind`](Self::bind), for a socket that sends and receives in `vrf`, or in none. Needs no
+    /// capability since Linux 5.7.
+    ///
+    /// # Errors
+    /// See [`bind`](Self::bind); `ENXIO` or `ENODEV` if the VRF has gone.
+    pub fn bind_in(vrf: Option<IfIndex>, family: Family, port: u16) -> io::Result<Self> {
+        Self::bind_prepared(family, port, |fd| {
+            let Some(vrf) = vrf else { return Ok(()) };
+            let name = OsString::from_vec(if_indextoname(vrf.get())?.into_bytes());
+            Ok(socket::setsockopt(fd, sockopt::BindToDevice, &name)?)
+        })
     }
 
     /// Like [`bind`](Self::bind), for a socket that drops datagrams which claim to come from this

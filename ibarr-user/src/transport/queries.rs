@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use ibarr_common::IfIndex;
 use ibarr_common::wire::ip2gid;
-use ibarr_proto::ip2gid::Family;
 use ibarr_proto::ip2gid::client::{self, SocketId, Transmit};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
@@ -106,12 +105,13 @@ impl Sockets {
     ///
     /// # Errors
     /// Errors of socket(2) and bind(2), such as `EMFILE`.
-    pub fn open(&mut self, socket: SocketId, family: Family) -> io::Result<()> {
-        self.try_open(socket, family).inspect_err(|error| self.counters.count(not_opened(error)))
+    pub fn open(&mut self, socket: SocketId) -> io::Result<()> {
+        self.try_open(socket).inspect_err(|error| self.counters.count(not_opened(error)))
     }
 
-    fn try_open(&mut self, socket: SocketId, family: Family) -> io::Result<()> {
-        let udp = UdpSocket::bind(family, 0)?;
+    fn try_open(&mut self, socket: SocketId) -> io::Result<()> {
+        let family = socket.family();
+        let udp = UdpSocket::bind_in(socket.vrf(), family, 0)?;
         // A smaller buffer loses more replies, which are counted and asked for again.
         let _ = udp_options::widen(&udp, HOLD);
         udp_errors::hear(&udp, family)?;
@@ -286,15 +286,13 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn refused_queries_are_reported_and_no_reply_is_lost() {
         const ROUNDS: u32 = 100;
-        for (family, host, target) in
-            [(Family::V4, "127.0.0.1", "10.2.0.5"), (Family::V6, "::1", "fd00:2::5")]
-        {
+        for (host, target) in [("127.0.0.1", "10.2.0.5"), ("::1", "fd00:2::5")] {
             let [host, target]: [IpAddr; 2] = [host, target].map(|text| text.parse().unwrap());
             let (sender, mut heard) = mpsc::channel(1024);
             let counters = Arc::new(Counters::default());
             let mut sockets = Sockets::new(sender, Arc::clone(&counters));
             let socket = name(target);
-            sockets.open(socket, family).unwrap();
+            sockets.open(socket).unwrap();
             let live = Peer::bind((host, 0)).unwrap();
             let gone = Peer::bind((host, 0)).unwrap().local_addr().unwrap();
             let send = |to, number| {
@@ -339,7 +337,7 @@ mod tests {
         let target: IpAddr = "127.0.0.1".parse().unwrap();
         let payload = Query::new(Version::V1, MsgId(1), target).unwrap().emit();
         let (socket, to) = (name(target), SocketAddr::new(target, 9));
-        sockets.open(socket, Family::V4).unwrap();
+        sockets.open(socket).unwrap();
         // An address of documentation, like one that has gone.
         let source = Some("192.0.2.1".parse().unwrap());
         let refused = sockets.send(&Transmit { socket, to, egress: None, source, payload });
@@ -377,7 +375,7 @@ mod tests {
         let counters = Arc::new(Counters::default());
         let mut sockets = Sockets::new(sender, Arc::clone(&counters));
         let socket = name(target);
-        sockets.open(socket, Family::V4).unwrap();
+        sockets.open(socket).unwrap();
         let to = Peer::bind((host, 0)).unwrap().local_addr().unwrap();
         for number in 0..20 {
             let payload = Query::new(Version::V1, MsgId(number), target).unwrap().emit();

@@ -108,7 +108,7 @@ enum Scenario {
     /// The system tests of the daemon and its BPF programs
     Responder {
         /// Only tests whose names contain this
-        #[arg(default_value = "responder::")]
+        #[arg(default_value = RESPONDER)]
         tests: String,
         /// How often a daemon is replaced under load, for each kind of program
         #[arg(long, default_value_t = 50, value_name = "TIMES")]
@@ -121,6 +121,9 @@ enum Scenario {
         command: Vec<String>,
     },
 }
+
+/// The tests of the daemon and its programs; those with a VRF run with them.
+const RESPONDER: &str = "responder::";
 
 /// A scenario on the software fabric.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -272,7 +275,7 @@ pub(crate) fn prove_cluster(workspace: &Workspace) -> Result<Result<usize>> {
 }
 
 fn responder() -> [Scenario; 2] {
-    [Scenario::Responder { tests: "responder::".to_owned(), rounds: 4 }, Scenario::Bpf]
+    [Scenario::Responder { tests: RESPONDER.to_owned(), rounds: 4 }, Scenario::Bpf]
 }
 
 /// Machines, and what scenarios on the software fabric need besides.
@@ -397,8 +400,12 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             }
             prepared.programs.extend(libraries::program(Path::new("/"), "setpriv")?);
             let rounds = format!("IBARR_TEST_ROUNDS={rounds}");
-            let command = ["IBARR_UNDER_TEST=ibarr", &rounds, "/bin/system", filter];
-            prepared.command = command.map(str::to_owned).to_vec();
+            // Elsewhere the tests with a VRF are only reported if there is none.
+            let variables = ["IBARR_UNDER_TEST=ibarr", "IBARR_TEST_VRF=1", &rounds];
+            let program = ["/bin/system", filter.as_str()];
+            let vrf = (filter == RESPONDER).then_some("vrf::");
+            let command = variables.into_iter().chain(program).chain(vrf);
+            prepared.command = command.map(str::to_owned).collect();
         }
         Scenario::Exec { command } => {
             prepared.name = "exec";

@@ -21,13 +21,12 @@ use rand_core::CryptoRng;
 use super::super::{Family, Question, is_link_local};
 use super::flights::{Flight, FlightId};
 use super::types::Way;
-use super::{Candidate, Client, Counter, Outcome, Route};
+use super::{Candidate, Client, Counter, Egress, Outcome, Route};
 
 /// What the candidates depend on.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
-    /// The addresses of each interface.
-    addresses: BTreeMap<IfIndex, Vec<IpAddr>>,
+    egresses: BTreeMap<IfIndex, Egress>,
     /// The source of the last answer, if the first candidate has none. A full table is cleared.
     answered: BTreeMap<Question, Candidate>,
 }
@@ -41,7 +40,8 @@ impl Candidates {
         let question = flight.question;
         let plain = Candidate::from(question);
         let egress = question.egress().or(flight.ways.first().map(|way| way.route.ifindex));
-        let addresses = egress.and_then(|egress| self.addresses.get(&egress)).into_iter().flatten();
+        let known = egress.and_then(|egress| self.egresses.get(&egress));
+        let addresses = known.into_iter().flat_map(|egress| &egress.addresses);
         let is_like_target = |address: &&IpAddr| {
             Family::of(**address) == question.family()
                 && is_link_local(**address) == is_link_local(question.target())
@@ -57,18 +57,27 @@ impl Candidates {
     }
 }
 
-/// Users may also ask for what is on the link.
-fn counts(flight: &Flight, candidate: Candidate, route: Route) -> bool {
+/// A candidate of a flight that counts. Users may also ask for what is on the link.
+fn way(flight: &Flight, candidate: Candidate, route: Route, vrf: Option<IfIndex>) -> Option<Way> {
     let is_gateway = route.next_hop != flight.question.target();
     let may_be_on_link = candidate.source.is_none() && !flight.is_of_kernel;
-    let leaves_by_it = |egress| route.ifindex == egress && (is_gateway || may_be_on_link);
-    candidate.egress.is_none_or(leaves_by_it)
+    match candidate.egress {
+        None => Some(Way { candidate, route, vrf: None }),
+        Some(egress) => {
+            let leaves_by_it = route.ifindex == egress || vrf == Some(egress);
+            (leaves_by_it && (is_gateway || may_be_on_link)).then_some(Way {
+                candidate,
+                route,
+                vrf,
+            })
+        }
+    }
 }
 
 impl<R: CryptoRng> Client<R> {
-    /// Interfaces or routes have changed. An interface has these addresses now.
-    pub fn network_changed(&mut self, addresses: BTreeMap<IfIndex, Vec<IpAddr>>) {
-        self.candidates = Candidates { addresses, answered: BTreeMap::new() };
+    /// Interfaces or routes have changed.
+    pub fn network_changed(&mut self, egresses: BTreeMap<IfIndex, Egress>) {
+        self.candidates = Candidates { egresses, answered: BTreeMap::new() };
     }
 
     /// Looks up the next candidate. When the round has looked up all, the query leaves by the next way.
@@ -96,11 +105,13 @@ impl<R: CryptoRng> Client<R> {
         };
         flight.sought = None;
         self.unrouted.remove(&id);
-        let is_new = |route: &Route| flight.ways.iter().all(|way| way.route != *route);
-        match route.filter(|route| counts(flight, candidate, *route) && is_new(route)) {
-            Some(route) => {
+        let vrf_of = |ifindex| self.candidates.egresses.get(&ifindex)?.vrf;
+        let way = route.and_then(|route| way(flight, candidate, route, vrf_of(route.ifindex)));
+        let is_new = |way: &Way| flight.ways.iter().all(|known| known.route != way.route);
+        match way.filter(is_new) {
+            Some(way) => {
                 let number = flight.ways.len();
-                flight.ways.push(Way { candidate, route });
+                flight.ways.push(way);
                 self.take_way(id, number);
                 self.send_when_allowed(id);
             }
@@ -111,14 +122,15 @@ impl<R: CryptoRng> Client<R> {
     /// Makes `number` the way of the flight.
     pub(super) fn take_way(&mut self, id: FlightId, number: usize) {
         let Some(flight) = self.flights.flight(id) else { return };
-        let before = flight.joined.take();
-        flight.current = number;
-        flight.joined = flight.way().map(|way| way.route);
-        let after = flight.joined;
+        let before = flight.joined;
+        let after = flight.ways.get(number).map(|way| way.route);
         if before == after {
+            flight.current = number;
             return;
         }
+        // Before the way changes: it has another line.
         self.outlets.dequeue(flight);
+        (flight.current, flight.joined) = (number, after);
         if let Some(before) = before {
             self.hops.leave(before, id);
         }

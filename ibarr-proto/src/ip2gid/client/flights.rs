@@ -12,7 +12,7 @@ use ibarr_common::wire::ip2gid::MsgId;
 use rand_core::CryptoRng;
 
 use super::super::Question;
-use super::types::Way;
+use super::types::{Domain, Way};
 use super::{Candidate, Request, RequestId, Route, SocketId};
 use crate::hash::Seeded;
 use crate::retry::{Schedule, part};
@@ -316,6 +316,12 @@ impl Flight {
             luck: 0,
             sends: Vec::new(),
         }
+    }
+
+    /// Where its next send leaves from.
+    pub(super) fn domain(&self) -> Domain {
+        let vrf = self.way().and_then(|way| way.vrf);
+        Domain { family: self.question.family(), vrf }
     }
 
     /// The way of the next send.

@@ -54,7 +54,7 @@ use self::limits::{cache_limits, flight_limits, hop_limits};
 use self::memory::SETTLING;
 use self::next_door::NextDoor;
 use self::slowest::Slowest;
-use self::sockets::Outlets;
+use self::sockets::{Outlet, Outlets, Pool};
 use self::types::Way;
 use super::{Question, is_link_local};
 use crate::counters::Counters;
@@ -69,8 +69,8 @@ pub use slowest::Slow;
 pub use sockets::SocketId;
 pub use table::Cached;
 pub use types::{
-    Candidate, Counter, Event, Input, Outcome, Output, RequestId, Route, SocketEvent, Source,
-    Transmit,
+    Candidate, Counter, Egress, Event, Input, Outcome, Output, RequestId, Route, SocketEvent,
+    Source, Transmit,
 };
 
 /// Resolves IP addresses to GIDs by asking their owners.
@@ -113,7 +113,7 @@ impl<R: CryptoRng> Client<R> {
             unrouted: BTreeSet::new(),
             candidates: Candidates::default(),
             hops: Hops::new(hop_limits(&config), hasher.clone()),
-            outlets: Outlets::new(config.settings()),
+            outlets: Outlets::default(),
             cache: Cache::new(cache_limits(&config), &hasher),
             left: Left::default(),
             next_door: NextDoor::new(hasher),
@@ -137,8 +137,7 @@ impl<R: CryptoRng> Client<R> {
         self.counters.add(Counter::HopsEvicted, hops);
         let cached = self.cache.reconfigure(cache_limits(&config));
         self.counters.add(Counter::CacheEvicted, cached);
-        self.outlets.v4.pool.reconfigure(self.now, config.settings());
-        self.outlets.v6.pool.reconfigure(self.now, config.settings());
+        self.outlets.pools_mut().for_each(|pool| pool.reconfigure(now, config.settings()));
         self.left.extend(self.now + SETTLING + config.settings().cache_ttl);
         self.config = config;
     }
@@ -170,12 +169,18 @@ impl<R: CryptoRng> Client<R> {
             Input::NotSent { query } => self.not_sent(query),
             Input::SocketOpened { socket } => {
                 self.counters.count(Counter::SocketsOpened);
-                let pool = &mut self.outlets.of(socket.family()).pool;
-                pool.opened(self.now, socket, &mut self.rng, &mut self.events);
+                match self.outlets.of(socket.domain()) {
+                    Some(Outlet { pool, .. }) => {
+                        pool.opened(self.now, socket, &mut self.rng, &mut self.events);
+                    }
+                    None => self.events.push_back(Event::Socket(SocketEvent::Close(socket))),
+                }
             }
             Input::SocketFailed { socket } => {
                 self.counters.count(Counter::SocketsFailed);
-                self.outlets.of(socket.family()).pool.failed(self.now, socket);
+                if let Some(outlet) = self.outlets.of(socket.domain()) {
+                    outlet.pool.failed(self.now, socket);
+                }
             }
         }
     }
@@ -183,8 +188,9 @@ impl<R: CryptoRng> Client<R> {
     /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.advance(now);
-        self.outlets.v4.pool.handle_timeout(self.now, &mut self.events);
-        self.outlets.v6.pool.handle_timeout(self.now, &mut self.events);
+        for pool in self.outlets.pools_mut() {
+            pool.handle_timeout(self.now, &mut self.events);
+        }
         while let Some(id) = self.timers.pop(self.now) {
             self.flight_due(id);
         }
@@ -204,15 +210,10 @@ impl<R: CryptoRng> Client<R> {
 
     /// When to call [`Self::handle_timeout`] next: no later than the first action.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let times = [
-            self.timers.next(),
-            self.hops.next_timeout(),
-            self.outlets.v4.pool.next_timeout(),
-            self.outlets.v6.pool.next_timeout(),
-            self.sweep_at(),
-            self.refresh_at(),
-        ];
-        times.into_iter().flatten().min()
+        let times =
+            [self.timers.next(), self.hops.next_timeout(), self.sweep_at(), self.refresh_at()];
+        let of_pools = self.outlets.pools().filter_map(Pool::next_timeout);
+        times.into_iter().flatten().chain(of_pools).min()
     }
 
     /// The next look-up or datagram. Resends count from the time of the last `handle_…`: a driver
@@ -371,7 +372,7 @@ impl<R: CryptoRng> Client<R> {
         payload: &[u8],
     ) -> Result<(), Counter> {
         let settings = self.config.settings();
-        if !self.outlets.of(socket.family()).pool.receives(socket) {
+        if !self.outlets.of(socket.domain()).is_some_and(|outlet| outlet.pool.receives(socket)) {
             return Err(Counter::ClosedSocket);
         }
         if from.port() != settings.udp_port.get() {
@@ -381,7 +382,8 @@ impl<R: CryptoRng> Client<R> {
         let id = self.flights.of_msg_id(reply.msg_id).ok_or(Counter::Unasked)?;
         let flight = self.flights.flight(id).ok_or(Counter::Unasked)?;
         let send = *flight.send(socket).ok_or(Counter::WrongSocket)?;
-        let Way { candidate, route } = *flight.ways.get(send.way).ok_or(Counter::WrongSocket)?;
+        let Way { candidate, route, .. } =
+            *flight.ways.get(send.way).ok_or(Counter::WrongSocket)?;
         if settings.source_check == SourceCheck::Strict {
             if from.ip() != flight.question.target() {
                 return Err(Counter::SourceAddress);
@@ -537,9 +539,12 @@ impl<R: CryptoRng> Client<R> {
     /// Queues the flight until there is a socket.
     fn make_ready(&mut self, id: FlightId) {
         let Some(flight) = self.flights.flight(id) else { return };
-        self.outlets.enqueue(id, flight);
-        let pool = &mut self.outlets.of(flight.question.family()).pool;
-        pool.want(self.now, &mut self.events);
+        if let Some(outlet) = self.outlets.enqueue(self.config.settings(), id, flight) {
+            outlet.pool.want(self.now, &mut self.events);
+        } else {
+            self.counters.count(Counter::DomainsFull);
+            self.conclude(id, Outcome::Overloaded);
+        }
     }
 
     /// Sets the time of the next resend, or of the next look at it: the resend may have moved by

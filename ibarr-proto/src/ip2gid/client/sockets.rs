@@ -7,19 +7,20 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
-use ibarr_common::Instant;
+use ibarr_common::{IfIndex, Instant};
 use rand_core::Rng;
 
 use super::super::Family;
 use super::flights::{Flight, FlightId};
+use super::types::Domain;
 use super::{Event, Settings, SocketEvent};
 use crate::retry;
 
-/// Identifies a UDP socket bound to an unspecified address of its family and a random port. Never
-/// reused for another socket.
+/// Identifies a UDP socket bound to an unspecified address of its family, a random port and perhaps
+/// a VRF. Never reused for another socket.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SocketId {
-    family: Family,
+    domain: Domain,
     slot: u8,
     generation: u32,
 }
@@ -27,27 +28,39 @@ pub struct SocketId {
 impl SocketId {
     /// The family of the socket.
     pub fn family(self) -> Family {
-        self.family
+        self.domain.family
+    }
+
+    /// The VRF that the socket is bound to.
+    pub fn vrf(self) -> Option<IfIndex> {
+        self.domain.vrf
+    }
+
+    pub(super) fn domain(self) -> Domain {
+        self.domain
     }
 
     #[cfg(test)]
     pub(super) fn closed_for_tests() -> Self {
-        Self { family: Family::V4, slot: 0, generation: 0 }
+        let domain = Domain { family: Family::V4, vrf: None };
+        Self { domain, slot: 0, generation: 0 }
     }
 }
 
 impl fmt::Display for SocketId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { family, slot, generation } = self;
-        write!(f, "{family} socket {slot}.{generation}")
+        let Self { domain: Domain { family, vrf }, slot, generation } = self;
+        write!(f, "{family} socket {slot}.{generation}")?;
+        vrf.map_or(Ok(()), |vrf| write!(f, " of VRF {vrf}"))
     }
 }
 
-/// The sockets of both families, and the flights that wait to be sent.
-#[derive(Debug)]
+/// The sockets of each domain, and the flights that wait to be sent.
+#[derive(Debug, Default)]
 pub(super) struct Outlets {
-    pub(super) v4: Outlet,
-    pub(super) v6: Outlet,
+    outlets: BTreeMap<Domain, Outlet>,
+    /// No socket of a domain that is gone had a later generation.
+    generation: u32,
     /// Number of positions given so far.
     places: u64,
 }
@@ -60,49 +73,87 @@ pub(super) struct Outlet {
 }
 
 impl Outlets {
-    pub(super) fn new(settings: &Settings) -> Self {
-        let outlet = |family| Outlet { pool: Pool::new(family, settings), ready: BTreeMap::new() };
-        Self { v4: outlet(Family::V4), v6: outlet(Family::V6), places: 0 }
+    pub(super) fn of(&mut self, domain: Domain) -> Option<&mut Outlet> {
+        self.outlets.get_mut(&domain)
     }
 
-    pub(super) fn of(&mut self, family: Family) -> &mut Outlet {
-        match family {
-            Family::V4 => &mut self.v4,
-            Family::V6 => &mut self.v6,
+    pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
+        self.outlets.values().map(|outlet| &outlet.pool)
+    }
+
+    pub(super) fn pools_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
+        self.outlets.values_mut().map(|outlet| &mut outlet.pool)
+    }
+
+    #[cfg(test)]
+    pub(super) fn ready(&self) -> usize {
+        self.outlets.values().map(|outlet| outlet.ready.len()).sum()
+    }
+
+    /// The outlet of the flight's way, with the flight; `None` if there are too many domains.
+    pub(super) fn enqueue(
+        &mut self,
+        settings: &Settings,
+        id: FlightId,
+        flight: &mut Flight,
+    ) -> Option<&mut Outlet> {
+        let domain = flight.domain();
+        if !self.outlets.contains_key(&domain) && self.outlets.len() >= MAX_DOMAINS {
+            let idle = self.outlets.iter().find(|(_, outlet)| outlet.is_idle());
+            let idle = *idle?.0;
+            let gone = self.outlets.remove(&idle)?;
+            let latest = gone.pool.slots.iter().map(|slot| slot.generation).max();
+            self.generation = self.generation.max(latest.unwrap_or_default());
         }
-    }
-
-    pub(super) fn enqueue(&mut self, id: FlightId, flight: &mut Flight) {
+        let outlet = self.outlets.entry(domain).or_insert_with(|| Outlet {
+            pool: Pool::new(domain, self.generation, settings),
+            ready: BTreeMap::new(),
+        });
         if flight.ready.is_none() {
-            let place = self.places;
+            flight.ready = Some(self.places);
+            outlet.ready.insert(self.places, id);
             self.places += 1;
-            flight.ready = Some(place);
-            self.of(flight.question.family()).ready.insert(place, id);
         }
+        Some(outlet)
     }
 
     pub(super) fn dequeue(&mut self, flight: &mut Flight) {
-        if let Some(place) = flight.ready.take() {
-            self.of(flight.question.family()).ready.remove(&place);
+        if let Some(place) = flight.ready.take()
+            && let Some(outlet) = self.outlets.get_mut(&flight.domain())
+        {
+            outlet.ready.remove(&place);
         }
     }
 
-    /// The first ready flight of a family that has a socket.
+    /// The first ready flight of a domain that has a socket.
     pub(super) fn first_ready(&mut self) -> Option<&mut Outlet> {
-        [&mut self.v4, &mut self.v6]
-            .into_iter()
+        self.outlets
+            .values_mut()
             .filter(|outlet| outlet.pool.is_ready() && !outlet.ready.is_empty())
             .min_by_key(|outlet| outlet.ready.first_key_value().map(|(&place, _)| place))
     }
 }
 
-/// The sockets of one family: none until a query needs one, then as many as configured, as long as
+impl Outlet {
+    fn is_idle(&self) -> bool {
+        let is_closed = |slot: &Slot| slot.state == State::Closed && slot.retired.is_none();
+        self.ready.is_empty() && self.pool.slots.iter().all(is_closed)
+    }
+}
+
+/// The most domains that have sockets: each has up to twice as many as are configured. One whose
+/// sockets are all closed makes room for another.
+const MAX_DOMAINS: usize = 16;
+
+/// The sockets of one domain: none until a query needs one, then as many as configured, as long as
 /// there are queries.
 ///
 /// A slot holds at most one socket that sends and one in its grace period, which only receives.
 #[derive(Debug)]
 pub(super) struct Pool {
-    family: Family,
+    domain: Domain,
+    /// That of sockets before the first.
+    generation: u32,
     slots: Vec<Slot>,
     /// Number of slots in use; slots beyond it only wait for their grace period to end.
     size: usize,
@@ -115,9 +166,10 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(family: Family, settings: &Settings) -> Self {
+    pub(super) fn new(domain: Domain, generation: u32, settings: &Settings) -> Self {
         let mut pool = Self {
-            family,
+            domain,
+            generation,
             slots: Vec::new(),
             size: 0,
             lifetime: Duration::ZERO,
@@ -142,7 +194,7 @@ impl Pool {
             }
         }
         while self.slots.len() < self.size {
-            self.slots.push(Slot::default());
+            self.slots.push(Slot { generation: self.generation, ..Slot::default() });
         }
         self.schedule();
     }
@@ -155,7 +207,7 @@ impl Pool {
         }
         for (index, slot) in (0..).zip(self.slots.iter_mut().take(self.size)) {
             if matches!(slot.state, State::Closed) {
-                slot.request(self.family, index, events);
+                slot.request(self.domain, index, events);
             }
         }
     }
@@ -236,7 +288,7 @@ impl Pool {
     }
 
     /// Replaces sockets at the end of their life, and closes those at the end of their grace
-    /// period. A family that has sent nothing for a lifetime loses its sockets one by one.
+    /// period. A domain that has sent nothing for a lifetime loses its sockets one by one.
     pub(super) fn handle_timeout(&mut self, now: Instant, events: &mut VecDeque<Event>) {
         if self.next_timeout.is_none_or(|at| at > now) {
             return;
@@ -262,7 +314,7 @@ impl Pool {
             }
             slot.state = State::Closed;
             if wanted && usize::from(index) < self.size {
-                slot.request(self.family, index, events);
+                slot.request(self.domain, index, events);
             }
         }
         self.schedule();
@@ -291,9 +343,9 @@ struct Slot {
 }
 
 impl Slot {
-    fn request(&mut self, family: Family, slot: u8, events: &mut VecDeque<Event>) {
+    fn request(&mut self, domain: Domain, slot: u8, events: &mut VecDeque<Event>) {
         self.generation = self.generation.wrapping_add(1);
-        let socket = SocketId { family, slot, generation: self.generation };
+        let socket = SocketId { domain, slot, generation: self.generation };
         self.state = State::Opening(socket);
         events.push_back(Event::Socket(SocketEvent::Open(socket)));
     }
@@ -351,7 +403,7 @@ mod tests {
     impl Rig {
         fn new(sockets: u8, seed: u64) -> Self {
             Self {
-                pool: Pool::new(Family::V4, &settings(sockets)),
+                pool: Pool::new(Domain { family: Family::V4, vrf: None }, 0, &settings(sockets)),
                 rng: ChaCha12Rng::seed_from_u64(seed),
                 now: Instant::BOOT + secs(1000),
                 events: VecDeque::new(),

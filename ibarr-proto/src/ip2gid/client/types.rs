@@ -9,7 +9,7 @@ use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::Datagram;
 use ibarr_common::{IfIndex, Instant};
 
-use super::super::Question;
+use super::super::{Family, Question};
 use super::SocketId;
 use crate::request;
 
@@ -23,6 +23,15 @@ pub struct Route {
     pub ifindex: IfIndex,
     /// The gateway, or the address itself if it is on the link.
     pub next_hop: IpAddr,
+}
+
+/// What the client knows of an interface.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Egress {
+    /// Its VRF.
+    pub vrf: Option<IfIndex>,
+    /// Its addresses that datagrams can have as their source.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// The kernel's look-up of a route for a question.
@@ -56,6 +65,16 @@ impl fmt::Display for Candidate {
 pub(super) struct Way {
     pub(super) candidate: Candidate,
     pub(super) route: Route,
+    /// The VRF of the interface, if the candidate names one.
+    pub(super) vrf: Option<IfIndex>,
+}
+
+/// Where a socket sends and receives: a version of IP, in a VRF if the socket is bound to one. The
+/// kernel gives an unbound socket what arrives in a VRF only if `net.ipv4.udp_l3mdev_accept` is set.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(super) struct Domain {
+    pub(super) family: Family,
+    pub(super) vrf: Option<IfIndex>,
 }
 
 /// An input of the client.
@@ -189,8 +208,8 @@ pub enum Event {
 /// What the driver is to do with a socket.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum SocketEvent {
-    /// Open a new one of its family, bound to the unspecified address and a random port. The driver
-    /// answers with [`Input::SocketOpened`] or [`Input::SocketFailed`].
+    /// Open a new one of its family, bound to its VRF, the unspecified address and a random port.
+    /// The driver answers with [`Input::SocketOpened`] or [`Input::SocketFailed`].
     Open(SocketId),
     /// Close it.
     Close(SocketId),
@@ -300,6 +319,8 @@ super::super::datagram_counters! {
         HopsEvicted = error("hops-evicted"),
         /// How often it was forgotten from which sources of ours peers answer, to make room.
         SourcesForgotten = error("sources-forgotten"),
+        /// Requests refused because sockets are bound to too many VRFs.
+        DomainsFull = error("domains-full"),
         /// Sockets opened.
         SocketsOpened = normal("sockets-opened"),
         /// Sockets that could not be opened, or were lost.

@@ -287,6 +287,8 @@ fn constructed_infiniband_bond_is_read() {
     assert_eq!(parsed.pkey, PKey::new(0x8001));
     assert_eq!(ib(broadcast(&[0, 0xff, 0xff, 0xff, 0xfe])).parse_link().pkey, None);
     assert_eq!(ib(Attr::new(2, &[0xff; 6])).parse_link().pkey, None);
+    let in_vrf = [&vrf, &child].map(|link| link.parse_link().vrf);
+    assert_eq!(in_vrf, [Some(index(9)), None]);
     for alone in [vrf, child] {
         assert_eq!(alone.parse_link().bonding, Bonding::None);
         assert!(alone.parse_link().own_gid().is_some());

@@ -15,7 +15,8 @@ fn rig(answered: usize) -> Rig {
     rig.answer_routes = false;
     let addresses = ["10.1.0.1", "10.1.0.2", "fd00:1::1", "fd00:1::2", "fe80::1"];
     let addresses = addresses.map(|address| address.parse().unwrap()).into();
-    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), addresses)]));
+    let egress = Egress { addresses, ..Egress::default() };
+    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), egress)]));
     rig
 }
 
@@ -181,7 +182,8 @@ fn sources_that_answered_are_bounded_and_forgotten_together() {
 fn addresses_of_an_interface_are_tried_up_to_a_bound() {
     let mut rig = rig(9);
     let addresses = (1..=99).map(|n| IpAddr::from([10, 1, 0, n])).collect();
-    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), addresses)]));
+    let egress = Egress { addresses, ..Egress::default() };
+    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), egress)]));
     let user = rig.ask_as_user(by_rail(TARGETS[0]));
     let mut looked_up = 0;
     while !rig.answers.contains_key(&user) {
@@ -189,6 +191,60 @@ fn addresses_of_an_interface_are_tried_up_to_a_bound() {
         looked_up += 1;
     }
     assert_eq!(looked_up, 9);
+}
+
+#[test]
+fn query_by_an_interface_in_a_vrf_leaves_from_a_socket_of_the_vrf() {
+    let mut rig = rig(9);
+    let blue = IfIndex::new(7);
+    let egress = Egress { vrf: blue, addresses: Vec::new() };
+    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), egress)]));
+    for egress in [ib0(), blue] {
+        rig.ask(Question::new(by_rail(TARGETS[0]).target(), egress).unwrap());
+        rig.gateway(Some((2, 254)));
+        let sent = rig.sent.len() - 1;
+        let transmit = &rig.sent[sent].1;
+        assert_eq!((transmit.socket.vrf(), transmit.egress), (blue, ib0()));
+        rig.reply(sent, Some(gid(5)));
+    }
+    rig.ask(Question::new(by_rail(TARGETS[0]).target(), None).unwrap());
+    rig.gateway(Some((2, 254)));
+    assert_eq!(rig.sent[2].1.socket.vrf(), None, "the main table leads into it");
+    assert_eq!(rig.answers.len(), 2);
+}
+
+#[test]
+fn vrfs_with_sockets_are_bounded_and_idle_ones_give_way() {
+    let mut rig = rig(9);
+    let vrfs = (100..200).map(|n| {
+        let egress = Egress { vrf: IfIndex::new(n + 1000), addresses: Vec::new() };
+        (IfIndex::new(n).unwrap(), egress)
+    });
+    rig.client.network_changed(vrfs.collect());
+    let mut ids = BTreeSet::new();
+    let ask = |rig: &mut Rig, n: u32| {
+        let target = by_rail(TARGETS[0]).target();
+        let id = rig.ask(Question::new(target, IfIndex::new(n)).unwrap());
+        rig.gateway(Some((n, 254)));
+        id
+    };
+    for n in 100..116 {
+        ask(&mut rig, n);
+    }
+    let refused = ask(&mut rig, 116);
+    assert_eq!(rig.answers[&refused].1, Outcome::Overloaded);
+    assert_eq!(rig.count(Counter::DomainsFull), 1);
+    ids.extend(rig.open.clone());
+    rig.run(secs(200));
+    assert_eq!(rig.open.len(), 0, "unused sockets are closed");
+    let sent = rig.sent.len();
+    for n in 116..132 {
+        ask(&mut rig, n);
+    }
+    assert_eq!(rig.sent.len(), sent + 16);
+    rig.run(secs(200));
+    ask(&mut rig, 100);
+    assert!(rig.open.is_disjoint(&ids), "no id is used again");
 }
 
 #[test]
