@@ -216,7 +216,7 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                 let listed = listed(&self.acm, view, question.target());
                 let known = listed
                     .map(|gid| Outcome::Found { gid, source })
-                    .or_else(|| self.resolver.lookup(cores, now, view, question));
+                    .or_else(|| resolver::recall(cores, now, view, question));
                 if let Some(outcome) = known {
                     let traced = trace::Id::Address(RequestId::User(UserRequest::Acm(id)));
                     let answer = trace::Outcome::Address(outcome);
@@ -273,9 +273,9 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         }
     }
 
-    /// What is known of an address without asking anybody.
-    pub fn lookup(&mut self, now: Instant, question: Question) -> Option<Outcome> {
-        self.resolver.lookup(&mut self.cores, now, &self.view, question)
+    /// What is known of an address without asking a peer, however old it is.
+    pub fn lookup(&self, now: Instant, question: Question) -> Option<Outcome> {
+        self.resolver.lookup(&self.cores, now, &self.view, question)
     }
 
     /// The reply to a peer's query, if there is one.

@@ -26,7 +26,7 @@ use rand_core::{CryptoRng, SeedableRng};
 
 use crate::counters::Counters;
 use crate::ip2gid::Question;
-use crate::ip2gid::client::{self, Client, SocketEvent};
+use crate::ip2gid::client::{self, Cached, Client, SocketEvent};
 use crate::ip2gid::server::Local;
 use crate::local_service::{self, LocalService};
 use crate::paths::{self, Paths, PortName, Sought};
@@ -317,18 +317,18 @@ impl Resolver {
         }
     }
 
-    /// The result for a user if the local view or the cache has the address. Sends no query.
+    /// What the local view or the cache knows of the address, however old it is. Sends no query.
     pub fn lookup(
         &self,
-        cores: &mut Cores<impl Random>,
+        cores: &Cores<impl Random>,
         now: Instant,
         view: &impl Local,
         question: Question,
     ) -> Option<Outcome> {
-        let client = &mut cores.client;
-        own(view, question).or_else(|| cached(client, now, question)).or_else(|| {
-            let gid = client.lookup_neighbour(now, question)?.gid?;
-            Some(Outcome::Found { gid, source: Source::Cache })
+        let client = &cores.client;
+        own(view, question).or_else(|| {
+            let known = client.lookup(now, question);
+            known.or_else(|| client.lookup_neighbour(now, question)).map(cached)
         })
     }
 
@@ -494,8 +494,9 @@ impl Resolver {
         flight: FlightId,
         wanted: Wanted,
     ) {
-        match own(view, wanted.question).or_else(|| cached(&mut cores.client, now, wanted.question))
-        {
+        let client = &mut cores.client;
+        let recall = || client.recall(now, wanted.question, false).map(cached);
+        match own(view, wanted.question).or_else(recall) {
             Some(outcome) => answer_kernel(cores, now, flight, outcome),
             None => self.ask_peers(cores, now, RequestId::Kernel(flight), wanted),
         }
@@ -509,6 +510,9 @@ impl Resolver {
         wanted: Wanted,
     ) {
         let Wanted { question, asked_at, deadline, is_fresh } = wanted;
+        if cores.trace.is_on() && !is_fresh && cores.client.is_older(now, question) {
+            cores.trace.step(now, question, trace::Step::Older);
+        }
         // The kernel does not ask again by itself when the peer has returned.
         let heeds_hints = matches!(id, RequestId::User(_));
         let input = if is_fresh {
@@ -605,9 +609,18 @@ fn own(view: &impl Local, question: Question) -> Option<Outcome> {
     }
 }
 
-fn cached(client: &mut Client<impl Random>, now: Instant, question: Question) -> Option<Outcome> {
-    let gid = client.lookup(now, question)?.gid;
-    Some(gid.map_or(Outcome::NotFound, |gid| Outcome::Found { gid, source: Source::Cache }))
+fn cached(cached: Cached) -> Outcome {
+    cached.gid.map_or(Outcome::NotFound, |gid| Outcome::Found { gid, source: Source::Cache })
+}
+
+/// The result for a user that waits for no peer.
+pub(crate) fn recall(
+    cores: &mut Cores<impl Random>,
+    now: Instant,
+    view: &impl Local,
+    question: Question,
+) -> Option<Outcome> {
+    own(view, question).or_else(|| cores.client.recall(now, question, true).map(cached))
 }
 
 /// Any interface: an address without scope has the same GID on all of them.

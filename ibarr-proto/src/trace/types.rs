@@ -60,6 +60,8 @@ pub enum Step {
     },
     /// The search for an address that failed for the kernel begins again.
     SearchedAgain,
+    /// The peer is asked, because the remembered GID is older than `fresh-for`.
+    Older,
     /// The kernel is asked for a route to the address.
     RouteSought,
     /// There is a route.

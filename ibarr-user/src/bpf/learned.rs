@@ -33,7 +33,7 @@ impl Element {
         let question = Question::new(self.key.ip(), IfIndex::new(self.key.scope))?;
         let gid = Some(Gid::new(self.value.gid)?);
         let expires_at = Instant::from_nanos(self.value.expires_at);
-        Some((question, Cached { gid, expires_at }))
+        Some((question, Cached { gid, heard_at: None, expires_at }))
     }
 
     fn new(question: Question, gid: Gid, expires_at: Instant, source: Option<IpAddr>) -> Self {

@@ -194,6 +194,7 @@ fn text(step: &TraceStep) -> String {
     match step {
         TraceStep::Asked { by, uid } => format!("{} asks", caller(*by, *uid)),
         TraceStep::SearchedAgain => "search begins again".to_owned(),
+        TraceStep::Older => "asked, because the remembered GID is older than fresh-for".to_owned(),
         TraceStep::RouteSought => "route look-up".to_owned(),
         TraceStep::Route { interface, next_hop } => {
             format!("route by {interface}, next hop {next_hop}")

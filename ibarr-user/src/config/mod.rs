@@ -187,11 +187,10 @@ fn client(
             hop_idle: table.value("hop-idle", default.hop_idle, duration),
             probe_round: table.value("probe-round", default.probe_round, duration),
             max_hops: table.value("max-hops", default.max_hops, count),
+            fresh_for: table.value("fresh-for", default.fresh_for, duration),
             cache_ttl: table.value("cache-ttl", default.cache_ttl, duration),
             negative_ttl: table.value("negative-ttl", default.negative_ttl, duration),
             max_cached: table.value("max-cached", default.max_cached, count),
-            refresh_rate: table
-                .value("refresh-rate", default.refresh_rate, |value| value.number(0..=1_000_000)),
         };
         table.check(client::Config::new(settings))
     })
@@ -408,6 +407,9 @@ mod tests {
              responder = \"xdp\"\n\
              [client]\n\
              resends = [\"30ms\", \"1s\"]\n\
+             fresh-for = \"0s\"\n\
+             cache-ttl = \"2min\"\n\
+             refresh-rate = 500\n\
              [paths]\n\
              qos = \"on\"\n\
              cache-ttl = \"10min\"\n\
@@ -425,6 +427,8 @@ mod tests {
         assert_eq!(settings.udp_port.get(), 5000);
         assert_eq!(settings.source_check, SourceCheck::Strict);
         assert_eq!(settings.resends, [Duration::from_millis(30), Duration::from_secs(1)]);
+        let lives = (settings.fresh_for, settings.cache_ttl);
+        assert_eq!(lives, (Duration::ZERO, Duration::from_mins(2)));
         let timeout = Timeout::from_millis(500).unwrap();
         let expected =
             local_service::Config { deadline: local_service::DEADLINE, nudge: false, timeout };

@@ -21,7 +21,8 @@ impl Engine {
                     if let Some((question, answer)) = there.filter(|_| are_inherited) {
                         self.node.restore(now, question, answer);
                     }
-                    let cached = there.and_then(|(question, _)| self.node.client().entry(question));
+                    let cached =
+                        there.and_then(|(question, _)| self.node.client().lookup(now, question));
                     self.responder.compare(now, &element, cached);
                 }
             }

@@ -373,6 +373,7 @@ fn step_document(step: &Step, view: &LocalView) -> TraceStep {
             TraceStep::Asked { by, uid }
         }
         Step::SearchedAgain => TraceStep::SearchedAgain,
+        Step::Older => TraceStep::Older,
         Step::RouteSought => TraceStep::RouteSought,
         Step::Route(client::Route { ifindex, next_hop }) => {
             TraceStep::Route { interface: interface(ifindex, view), next_hop }

@@ -23,9 +23,6 @@ pub(super) struct Cache {
     table: Table,
     /// Every entry, ordered by expiry.
     by_expiry: BTreeSet<(Instant, Question)>,
-    /// The entries to be refreshed, with the time: those that have been used since they were
-    /// learned.
-    to_refresh: BTreeSet<(Instant, Question)>,
     /// Entries with a change that is not reported yet, each with the peer that sent the answer.
     untold: BTreeMap<Question, Option<IpAddr>>,
     /// There were more changes than `untold` can hold.
@@ -63,50 +60,40 @@ impl Cache {
         Self {
             table: Table::new(hasher),
             by_expiry: BTreeSet::new(),
-            to_refresh: BTreeSet::new(),
             untold: BTreeMap::new(),
             all_untold: false,
             limits,
         }
     }
 
-    /// Returns how many answers were dropped.
+    /// Returns how many answers were dropped. The others expire as the new limits say.
     pub(super) fn reconfigure(&mut self, limits: Limits) -> u64 {
-        self.limits = limits;
-        let used = self.to_refresh.iter().filter_map(|&(_, question)| {
-            let entry = self.table.get(question)?;
-            Some((entry.refresh_at(&limits), question))
-        });
-        self.to_refresh = used.collect();
+        let old = std::mem::replace(&mut self.limits, limits);
+        if (old.ttl, old.negative_ttl) != (limits.ttl, limits.negative_ttl) {
+            let expiry = |&(_, question): &(Instant, Question)| {
+                Some((self.table.get(question)?.expires_at(&limits), question))
+            };
+            self.by_expiry = self.by_expiry.iter().filter_map(expiry).collect();
+            self.tell_everything();
+        }
         self.make_room(limits.entries)
     }
 
-    /// The answer, if it is remembered. Marks the entry as used.
-    pub(super) fn lookup(&mut self, now: Instant, question: Question) -> Option<Cached> {
-        let entry = self.table.get_mut(question)?;
-        let cached = entry.cached();
-        if cached.expires_at <= now {
-            return None;
-        }
-        if cached.gid.is_some() && !entry.is_used() {
-            entry.set_used();
-            self.to_refresh.insert((entry.refresh_at(&self.limits), question));
-        }
-        Some(cached)
-    }
-
-    /// The answer, if it is remembered. Does not mark the entry as used.
+    /// The answer, even if it has expired.
     pub(super) fn peek(&self, question: Question) -> Option<Cached> {
-        self.table.get(question).map(Entry::cached)
+        self.table.get(question).map(|entry| entry.cached(&self.limits))
     }
 
-    /// Remembers an answer, in place of an older one, until its expiry, to two nanoseconds. Returns
-    /// how many other answers were dropped.
-    pub(super) fn insert(&mut self, question: Question, answer: Cached) -> u64 {
+    /// Remembers an answer, in place of an older one. Its times are exact to two nanoseconds.
+    /// Returns how many other answers were dropped.
+    pub(super) fn insert(&mut self, question: Question, gid: Option<Gid>, now: Instant) -> u64 {
+        self.put(question, Entry::new(gid, now))
+    }
+
+    fn put(&mut self, question: Question, entry: Entry) -> u64 {
         self.remove(question);
         let forgotten = self.make_room(self.limits.entries.saturating_sub(1));
-        let entry = Entry::new(answer);
-        self.by_expiry.insert((entry.expires_at(), question));
+        self.by_expiry.insert((entry.expires_at(&self.limits), question));
         self.table.insert(question, entry);
         self.note(question, None);
         forgotten
@@ -119,12 +106,12 @@ impl Cache {
 
     /// Restores an answer that the mirror already has; `false` if there is no room, or the cache
     /// has an answer.
-    pub(super) fn restore(&mut self, question: Question, answer: Cached) -> bool {
+    pub(super) fn restore(&mut self, question: Question, gid: Gid, expires_at: Instant) -> bool {
         if self.len() >= self.limits.entries || self.table.get(question).is_some() {
             return false;
         }
         let was_untold = self.untold.contains_key(&question);
-        self.insert(question, answer);
+        self.put(question, Entry::restored(gid, expires_at, &self.limits));
         if !was_untold {
             self.untold.remove(&question);
         }
@@ -138,9 +125,8 @@ impl Cache {
             return Some(Learned::Everything);
         }
         let (question, source) = self.untold.pop_first()?;
-        let cached = self.table.get(question).map(Entry::cached);
-        Some(match cached {
-            Some(Cached { gid: Some(gid), expires_at }) => {
+        Some(match self.peek(question) {
+            Some(Cached { gid: Some(gid), expires_at, .. }) => {
                 Learned::Known { question, gid, expires_at, source }
             }
             _ => Learned::Forgotten { question },
@@ -151,10 +137,7 @@ impl Cache {
     pub(super) fn remove(&mut self, question: Question) -> bool {
         let Some(entry) = self.table.remove(question) else { return false };
         self.note(question, None);
-        self.by_expiry.remove(&(entry.expires_at(), question));
-        if entry.is_used() {
-            self.to_refresh.remove(&(entry.refresh_at(&self.limits), question));
-        }
+        self.by_expiry.remove(&(entry.expires_at(&self.limits), question));
         true
     }
 
@@ -163,7 +146,6 @@ impl Cache {
         let cleared = self.len();
         self.table.clear();
         self.by_expiry.clear();
-        self.to_refresh.clear();
         self.tell_everything();
         cleared
     }
@@ -172,11 +154,6 @@ impl Cache {
     pub(super) fn tell_everything(&mut self) {
         self.all_untold = true;
         self.untold.clear();
-    }
-
-    /// When the last answer expires.
-    pub(super) fn last_expiry(&self) -> Option<Instant> {
-        self.by_expiry.last().map(|&(at, _)| at)
     }
 
     /// When the next answer expires.
@@ -191,21 +168,6 @@ impl Cache {
         {
             self.remove(question);
         }
-    }
-
-    /// When [`Self::refresh`] will next return an answer.
-    pub(super) fn next_refresh(&self) -> Option<Instant> {
-        self.to_refresh.first().map(|&(at, _)| at)
-    }
-
-    /// The next question to be refreshed; each answer is refreshed at most once.
-    pub(super) fn refresh(&mut self, now: Instant) -> Option<Question> {
-        let &(at, question) = self.to_refresh.first()?;
-        if at > now {
-            return None;
-        }
-        self.to_refresh.pop_first();
-        Some(question)
     }
 
     /// Every entry, ordered by expiry.

@@ -43,15 +43,16 @@ pub struct Settings {
     /// Maximum number of next hops remembered. At least `max_flights`, so that each question in
     /// flight can have its own.
     pub max_hops: NonZeroUsize,
-    /// How long a GID is remembered, minus a random part of up to a tenth: 1 s to a day.
+    /// How long after the peer's last word a GID is given without asking the peer: at most 5 s; 0 to
+    /// always ask.
+    pub fresh_for: Duration,
+    /// How long a GID is remembered, for people and for peers that refuse: 1 s to a day.
     pub cache_ttl: Duration,
     /// How long a negative answer is remembered: at most 1 s, because the reason may be gone in a
     /// moment.
     pub negative_ttl: Duration,
     /// Maximum number of answers remembered.
     pub max_cached: NonZeroUsize,
-    /// Maximum number of refreshes per second; 0 for none.
-    pub refresh_rate: u32,
 }
 
 impl Default for Settings {
@@ -60,9 +61,9 @@ impl Default for Settings {
     ///   the later ones are for a next hop whose path the subnet manager takes long to provide;
     /// * `deadline`: callers of the kernel wait for 2 s (rping, librdmacm's examples, MPI), 10 or 30 s
     ///   (UCX, libfabric), and the kernel does not say for how long; the C original asks for 30 s;
-    /// * `cache_ttl`: similar to the 30 s for which Linux trusts an IPv4 neighbour before it verifies the
-    ///   entry on use; doubled, because the connection set-up notices a wrong GID, and an entry in use
-    ///   is refreshed when a quarter of its time is left.
+    /// * `fresh_for`: an address may move to another node at any time, and a wrong GID costs a caller
+    ///   its connection; a second is long enough for the callers of a job that starts;
+    /// * `cache_ttl`: a daemon that is stopped and started again is back by then.
     fn default() -> Self {
         let at_least_one = |n| NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN);
         Self {
@@ -80,10 +81,10 @@ impl Default for Settings {
             hop_idle: Duration::from_mins(1),
             probe_round: Duration::from_millis(500),
             max_hops: at_least_one(16_384),
+            fresh_for: Duration::from_secs(1),
             cache_ttl: Duration::from_mins(1),
             negative_ttl: Duration::from_secs(1),
             max_cached: at_least_one(65_536),
-            refresh_rate: 500,
         }
     }
 }
@@ -136,6 +137,7 @@ impl Config {
         if settings.max_hops < settings.max_flights {
             return Err(ConfigError::Hops(settings.max_hops, settings.max_flights));
         }
+        within("fresh-for", settings.fresh_for, Duration::ZERO, secs(5))?;
         within("cache-ttl", settings.cache_ttl, secs(1), DAY)?;
         within("negative-ttl", settings.negative_ttl, Duration::ZERO, secs(1))?;
         Ok(Self { settings, schedule, round })
@@ -279,6 +281,7 @@ mod tests {
             refused(|s| s.max_hops = NonZeroUsize::MIN),
             "max-hops = 1 is below max-flights = 16384, raise it"
         );
+        assert_eq!(refused(|s| s.fresh_for = secs(6)), "fresh-for = 6s is outside 0ns to 5s");
         assert_eq!(refused(|s| s.cache_ttl = secs(0)), "cache-ttl = 0ns is outside 1s to 86400s");
         assert_eq!(refused(|s| s.negative_ttl = secs(2)), "negative-ttl = 2s is outside 0ns to 1s");
     }

@@ -101,7 +101,7 @@ impl Flights {
 
     /// Makes `request` wait for `flight` until its deadline.
     pub(super) fn wait(&mut self, flight: FlightId, request: &Request) -> Result<(), Full> {
-        let &Request { id: request, asked_at, deadline, heeds_hints, .. } = request;
+        let &Request { id: request, asked_at, deadline, heeds_hints, is_fresh, .. } = request;
         if self.by_request.len() >= self.limits.waiters {
             return Err(Full::Waiters);
         }
@@ -118,7 +118,7 @@ impl Flights {
             self.by_newest.insert((asked_at, flight));
             waited_for.newest = asked_at;
         }
-        self.by_request.insert(request, Waiter { flight, deadline, heeds_hints });
+        self.by_request.insert(request, Waiter { flight, deadline, heeds_hints, is_fresh });
         Ok(())
     }
 
@@ -147,18 +147,18 @@ impl Flights {
         Some(request)
     }
 
-    /// Removes and returns the requests of `flight` that end on a hint, by deadline.
-    pub(super) fn hinted(&mut self, flight: FlightId) -> Vec<RequestId> {
-        let Some(flight) = self.by_id.get_mut(&flight) else { return Vec::new() };
+    /// Removes and returns the requests of `flight` that a hint ends, by deadline.
+    pub(super) fn take(&mut self, id: FlightId, ends: impl Fn(&Waiter) -> bool) -> Vec<RequestId> {
+        let Some(flight) = self.by_id.get_mut(&id) else { return Vec::new() };
         self.settled += usize::from(!std::mem::replace(&mut flight.is_settled, true));
         let mut ended = Vec::new();
         flight.waiters.retain(|&(_, request)| {
-            let heeds = self.by_request.get(&request).is_some_and(|waiter| waiter.heeds_hints);
-            if heeds {
+            let is_ended = self.by_request.get(&request).is_some_and(&ends);
+            if is_ended {
                 self.by_request.remove(&request);
                 ended.push(request);
             }
-            !heeds
+            !is_ended
         });
         ended
     }
@@ -252,7 +252,7 @@ pub(super) struct Flight {
     pub(super) msg_id: MsgId,
     /// Requests that wait, by deadline.
     pub(super) waiters: BTreeSet<(Instant, RequestId)>,
-    /// A refresh of the cache, whether or not a request waits too.
+    /// It asks behind an answer from the cache, whether or not a request waits too.
     pub(super) is_refresh: bool,
     /// A request of the kernel has joined.
     pub(super) is_of_kernel: bool,
@@ -420,10 +420,11 @@ const DOUBLED: Duration = Duration::from_millis(500);
 const SLOWEST: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
-struct Waiter {
+pub(super) struct Waiter {
     flight: FlightId,
     deadline: Instant,
-    heeds_hints: bool,
+    pub(super) heeds_hints: bool,
+    pub(super) is_fresh: bool,
 }
 
 #[cfg(test)]
@@ -492,9 +493,15 @@ mod tests {
                             Ok(())
                         };
                         let (id, question, asked_at) = (row.id, row.question, now);
-                        let heeds_hints = n.is_multiple_of(2);
-                        let waiting =
-                            Request { id: request, question, asked_at, deadline, heeds_hints };
+                        let (heeds_hints, is_fresh) = (n.is_multiple_of(2), false);
+                        let waiting = Request {
+                            id: request,
+                            question,
+                            asked_at,
+                            deadline,
+                            heeds_hints,
+                            is_fresh,
+                        };
                         if heeds_hints && expected.is_ok() {
                             users.insert(request);
                         }
@@ -519,7 +526,7 @@ mod tests {
                         row.waiters = rest;
                         let ended: Vec<_> = ended;
                         let ended: Vec<_> = ended.into_iter().map(|(_, request)| request).collect();
-                        prop_assert_eq!(flights.hinted(row.id), ended);
+                        prop_assert_eq!(flights.take(row.id, |it| it.heeds_hints), ended);
                     }
                     (4, Some(chosen)) => {
                         let row = &mut model[chosen];

@@ -3,14 +3,15 @@
 //! Subnets that ports of this node have left; GIDs with their prefixes may be invalid.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::SubnetPrefix;
 
 use super::Cached;
 
-/// Subnet prefixes, each with a time: an answer that expires before that time may date from before
-/// all ports of the subnet had their new GIDs.
+/// Subnet prefixes, each with a time: an answer heard until then may date from before all ports of
+/// the subnet had their new GIDs.
 #[derive(Debug, Default)]
 pub(super) struct Left(VecDeque<(SubnetPrefix, Instant)>);
 
@@ -34,21 +35,17 @@ impl Left {
         self.0.retain(|(left, _)| *left != prefix);
     }
 
-    /// Answers learned now expire as late as `until`.
-    pub(super) fn extend(&mut self, until: Instant) {
-        self.0.iter_mut().for_each(|(_, end)| *end = until.max(*end));
-    }
-
-    /// Answers that expired by `now` are not used anyway.
-    pub(super) fn expire(&mut self, now: Instant) {
-        self.0.retain(|(_, until)| *until > now);
+    /// Answers that are forgotten by `now` need no doubt.
+    pub(super) fn expire(&mut self, now: Instant, ttl: Duration) {
+        self.0.retain(|(_, until)| *until + ttl > now);
     }
 
     pub(super) fn doubts(&self, answer: &Cached) -> bool {
         !self.0.is_empty()
             && answer.gid.is_some_and(|gid| {
                 let prefix = gid.subnet_prefix();
-                self.0.iter().any(|&(left, until)| left == prefix && answer.expires_at <= until)
+                let is_old = |until| answer.heard_at.is_none_or(|at| at <= until);
+                self.0.iter().any(|&(left, until)| left == prefix && is_old(until))
             })
     }
 }

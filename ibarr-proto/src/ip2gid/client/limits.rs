@@ -17,7 +17,8 @@ pub(super) fn cache_limits(config: &Config) -> table::Limits {
     let settings = config.settings();
     table::Limits {
         entries: settings.max_cached.get(),
-        refresh_ahead: settings.cache_ttl / REFRESH_AHEAD,
+        ttl: settings.cache_ttl,
+        negative_ttl: settings.negative_ttl,
     }
 }
 
@@ -30,6 +31,3 @@ pub(super) fn hop_limits(config: &Config) -> hops::Limits {
         round: settings.probe_round,
     }
 }
-
-/// An answer is refreshed when this fraction of its time to live is left.
-const REFRESH_AHEAD: u32 = 4;

@@ -10,8 +10,8 @@ use ibarr_common::ib::{Gid, SubnetPrefix};
 use rand_core::CryptoRng;
 
 use super::super::Question;
-use super::{Cached, Client, Counter, Learned, Settings};
-use crate::retry::random;
+use super::flights::FlightId;
+use super::{Cached, Client, Counter, Learned, Outcome, Settings, Source, outcome};
 
 impl<R: CryptoRng> Client<R> {
     /// A port of this node has another subnet prefix: `before` is no longer the prefix of its
@@ -19,12 +19,9 @@ impl<R: CryptoRng> Client<R> {
     /// with that prefix, or from before that time, are no longer used.
     pub fn subnet_changed(&mut self, now: Instant, before: SubnetPrefix, after: SubnetPrefix) {
         self.advance(now);
-        self.left.expire(self.now);
+        self.left.expire(self.now, self.config.settings().cache_ttl);
         self.left.remove(after);
-        let settled = self.now + SETTLING + self.config.settings().cache_ttl;
-        // Entries may have been learned with a longer time to live than is configured now.
-        let until = self.cache.last_expiry().map_or(settled, |last| last.max(settled));
-        if !self.left.insert(before, until) {
+        if !self.left.insert(before, self.now + SETTLING) {
             self.cache.clear();
             self.next_door.flush(None);
         }
@@ -32,22 +29,87 @@ impl<R: CryptoRng> Client<R> {
         self.counters.count(Counter::SubnetsLeft);
     }
 
-    /// The remembered answer, if any. Sends nothing, but the entry counts as used.
-    pub fn lookup(&mut self, now: Instant, question: Question) -> Option<Cached> {
+    /// The remembered answer, however old it is. Sends nothing.
+    pub fn lookup(&self, now: Instant, question: Question) -> Option<Cached> {
+        let cached = self.cache.peek(question)?;
+        (cached.expires_at > now && !self.left.doubts(&cached)).then_some(cached)
+    }
+
+    /// The remembered answer, if it is fresh: a caller may have it although the peer is not asked.
+    /// In the second half of that time the peer is asked behind the answer, so that a caller that
+    /// asks again and again never waits. A caller that `heeds_hints` is given what the kernel's
+    /// neighbour entry said, too.
+    pub fn recall(
+        &mut self,
+        now: Instant,
+        question: Question,
+        heeds_hints: bool,
+    ) -> Option<Cached> {
         self.advance(now);
-        let cached = self.cache.lookup(self.now, question)?;
-        if self.left.doubts(&cached) {
+        let mut cached = self.cache.peek(question).filter(|cached| self.is_fresh(cached));
+        if cached.is_some_and(|cached| self.left.doubts(&cached)) {
             self.counters.count(Counter::Doubted);
-            return None;
+            cached = None;
+        }
+        if cached.is_none() && heeds_hints {
+            let known = self.lookup_neighbour(self.now, question);
+            cached = known.filter(|cached| self.is_fresh(cached));
+        }
+        let cached = cached?;
+        let is_young = |at: Instant| self.now < at + self.config.settings().fresh_for / 2;
+        if cached.gid.is_some() && !cached.heard_at.is_some_and(is_young) {
+            self.ask_behind(question);
         }
         Some(cached)
+    }
+
+    /// Whether a GID is remembered that is too old to be given without asking the peer.
+    pub fn is_older(&self, now: Instant, question: Question) -> bool {
+        self.lookup(now, question).is_some_and(|cached| !self.is_fresh(&cached))
+    }
+
+    fn is_fresh(&self, cached: &Cached) -> bool {
+        let fresh_for = self.config.settings().fresh_for;
+        let is_lately = |at: Instant| self.now < at + fresh_for;
+        let is_negative = cached.gid.is_none();
+        self.now < cached.expires_at && (is_negative || cached.heard_at.is_some_and(is_lately))
+    }
+
+    fn ask_behind(&mut self, question: Question) {
+        if self.flights.of_question(question).is_some() {
+            return;
+        }
+        // Requests have priority.
+        let most = self.config.settings().max_flights.get().div_ceil(4);
+        let flight = if self.refreshing < most { self.start(question).ok() } else { None };
+        let Some(flight) = flight.and_then(|id| self.flights.flight(id)) else {
+            return self.counters.count(Counter::RefreshesSkipped);
+        };
+        flight.is_refresh = true;
+        self.refreshing += 1;
+        self.counters.count(Counter::Refreshes);
+    }
+
+    /// The target's host has no daemon. The requests of the flight are given the remembered GID,
+    /// however old it is, but for those that want the peer's own word. Neither its age nor its
+    /// expiry changes, and the next request asks again.
+    pub(super) fn answer_refused(&mut self, id: FlightId) {
+        let Some(question) = self.flights.flight(id).map(|flight| flight.question) else { return };
+        let remembered = self.lookup(self.now, question);
+        if let Some(cached) = remembered.filter(|cached| cached.gid.is_some()) {
+            for request in self.flights.take(id, |waiter| !waiter.is_fresh) {
+                self.counters.count(Counter::CacheHits);
+                self.answer(request, outcome(cached.gid, Source::Cache));
+            }
+        }
+        self.answer_hinted(id, Outcome::Refused);
     }
 
     /// The next change of the cache. A caller that needs no mirror need not call this.
     pub fn poll_learned(&mut self) -> Option<Learned> {
         Some(match self.cache.poll_change()? {
-            Learned::Known { question, gid, expires_at, .. }
-                if self.left.doubts(&Cached { gid: Some(gid), expires_at }) =>
+            Learned::Known { question, .. }
+                if self.cache.peek(question).is_some_and(|cached| self.left.doubts(&cached)) =>
             {
                 Learned::Forgotten { question }
             }
@@ -59,11 +121,11 @@ impl<R: CryptoRng> Client<R> {
     /// has a longer time to live than any answer, or finds no room.
     pub fn restore(&mut self, now: Instant, question: Question, answer: Cached) -> bool {
         self.advance(now);
+        let Cached { gid, expires_at, .. } = answer;
         let latest = self.now + self.config.settings().cache_ttl;
-        let is_fit = answer.gid.is_some()
-            && answer.expires_at > self.now
-            && answer.expires_at <= latest
-            && self.cache.restore(question, answer);
+        let is_alive = expires_at > self.now && expires_at <= latest;
+        let gid = gid.filter(|_| is_alive);
+        let is_fit = gid.is_some_and(|gid| self.cache.restore(question, gid, expires_at));
         self.counters.count(if is_fit { Counter::Restored } else { Counter::NotRestored });
         is_fit
     }
@@ -104,11 +166,6 @@ impl<R: CryptoRng> Client<R> {
         (page, next)
     }
 
-    /// The remembered answer to `question`. It does not count as used.
-    pub fn entry(&self, question: Question) -> Option<Cached> {
-        self.cache.peek(question).filter(|cached| self.is_given(cached))
-    }
-
     /// Drops the answers for `target`, or all answers. Returns how many that was.
     pub fn flush(&mut self, target: Option<IpAddr>) -> usize {
         let neighbours = self.next_door.flush(target);
@@ -122,22 +179,16 @@ impl<R: CryptoRng> Client<R> {
         neighbours + of_target.into_iter().filter(|&question| self.cache.remove(question)).count()
     }
 
-    pub(super) fn remember(&mut self, question: Question, gid: Option<Gid>) -> Cached {
+    pub(super) fn remember(&mut self, question: Question, gid: Option<Gid>) {
         let Settings { cache_ttl, negative_ttl, .. } = *self.config.settings();
-        let ttl = match gid {
-            // Answers learned together are not refreshed together.
-            Some(_) => cache_ttl.saturating_sub(random(cache_ttl / TTL_SPREAD, &mut self.rng)),
-            None => negative_ttl,
-        };
-        let cached = Cached { gid, expires_at: self.now + ttl };
+        let ttl = if gid.is_some() { cache_ttl } else { negative_ttl };
         if ttl.is_zero() {
             self.cache.remove(question);
-            return cached;
+        } else {
+            self.cache.expire(self.now);
+            let evicted = self.cache.insert(question, gid, self.now);
+            self.counters.add(Counter::CacheEvicted, evicted);
         }
-        self.cache.expire(self.now);
-        let evicted = self.cache.insert(question, cached);
-        self.counters.add(Counter::CacheEvicted, evicted);
-        cached
     }
 
     fn is_given(&self, cached: &Cached) -> bool {
@@ -157,6 +208,3 @@ pub struct Place {
 /// How long peers may take to answer with their new GIDs after a change of the subnet prefix: the
 /// subnet manager has to reach them, and they check hardware addresses every 5 s (`local_view`).
 pub(super) const SETTLING: Duration = Duration::from_secs(10);
-
-/// The random part by which the time to live of an answer is shortened: at most 1/10.
-const TTL_SPREAD: u32 = 10;

@@ -41,6 +41,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::{Query, Reply, Version};
 use ibarr_common::{IfIndex, Instant};
 use rand_core::CryptoRng;
@@ -51,7 +52,6 @@ use self::flights::{Flight, FlightId, Flights, Full};
 use self::hops::Hops;
 use self::left::Left;
 use self::limits::{cache_limits, flight_limits, hop_limits};
-use self::memory::SETTLING;
 use self::next_door::NextDoor;
 use self::slowest::Slowest;
 use self::sockets::{Outlet, Outlets, Pool};
@@ -94,9 +94,8 @@ pub struct Client<R> {
     next_door: NextDoor,
     slowest: Slowest,
     swept_at: Instant,
+    /// Flights that ask behind an answer.
     refreshing: usize,
-    /// The next refresh may not start before this time.
-    refresh_from: Instant,
     events: VecDeque<Event>,
     counters: Counters<Counter>,
 }
@@ -120,25 +119,24 @@ impl<R: CryptoRng> Client<R> {
             slowest: Slowest::default(),
             swept_at: Instant::BOOT,
             refreshing: 0,
-            refresh_from: Instant::BOOT,
             events: VecDeque::new(),
             counters: Counters::default(),
             config,
         }
     }
 
-    /// Replaces the configuration. Questions in flight keep their deadlines, and answers their
-    /// expiry. Entries beyond lower bounds stay until they end, but answers are dropped at once.
+    /// Replaces the configuration. Questions in flight keep their deadlines. Entries beyond lower
+    /// bounds stay until they end, but answers are dropped at once.
     /// After a change of `udp_port`, only replies from the new port count, and resends go there.
     pub fn reconfigure(&mut self, now: Instant, config: Config) {
         self.advance(now);
         self.flights.reconfigure(flight_limits(&config));
         let hops = self.hops.reconfigure(hop_limits(&config));
         self.counters.add(Counter::HopsEvicted, hops);
+        self.cache.expire(self.now);
         let cached = self.cache.reconfigure(cache_limits(&config));
         self.counters.add(Counter::CacheEvicted, cached);
         self.outlets.pools_mut().for_each(|pool| pool.reconfigure(now, config.settings()));
-        self.left.extend(self.now + SETTLING + config.settings().cache_ttl);
         self.config = config;
     }
 
@@ -147,11 +145,12 @@ impl<R: CryptoRng> Client<R> {
         self.advance(now);
         match input {
             Input::Resolve { id, question, asked_at, deadline, heeds_hints } => {
-                self.resolve(&Request { id, question, asked_at, deadline, heeds_hints });
+                let is_fresh = false;
+                self.resolve(&Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
             }
             Input::ResolveFresh { id, question, deadline } => {
-                let asked_at = Instant::BOOT;
-                self.ask_peer(&Request { id, question, asked_at, deadline, heeds_hints: true });
+                let (asked_at, heeds_hints, is_fresh) = (Instant::BOOT, true, true);
+                self.ask_peer(&Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
             }
             Input::Cancel { id } => self.cancel(id),
             Input::Route { candidate, route } => self.route(candidate, route),
@@ -201,17 +200,11 @@ impl<R: CryptoRng> Client<R> {
             self.cache.expire(self.now);
             self.swept_at = self.now;
         }
-        while self.refresh_at().is_some_and(|at| at <= self.now)
-            && let Some(question) = self.cache.refresh(self.now)
-        {
-            self.refresh(question);
-        }
     }
 
     /// When to call [`Self::handle_timeout`] next: no later than the first action.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let times =
-            [self.timers.next(), self.hops.next_timeout(), self.sweep_at(), self.refresh_at()];
+        let times = [self.timers.next(), self.hops.next_timeout(), self.sweep_at()];
         let of_pools = self.outlets.pools().filter_map(Pool::next_timeout);
         times.into_iter().flatten().chain(of_pools).min()
     }
@@ -285,17 +278,14 @@ impl<R: CryptoRng> Client<R> {
     }
 
     fn resolve(&mut self, request: &Request) {
-        let &Request { id, question, .. } = request;
+        let &Request { id, question, heeds_hints, .. } = request;
         if !self.flights.is_waiting(id) {
-            let mut remembered = self.lookup(self.now, question);
-            if remembered.is_none() && request.heeds_hints {
-                remembered = self.lookup_neighbour(self.now, question);
-            }
-            if let Some(cached) = remembered {
+            if let Some(cached) = self.recall(self.now, question, heeds_hints) {
                 self.counters.count(Counter::Requests);
                 self.counters.count(Counter::CacheHits);
-                return self.answer(id, outcome(cached, Source::Cache));
+                return self.answer(id, outcome(cached.gid, Source::Cache));
             }
+            self.counters.add(Counter::Older, self.is_older(self.now, question).into());
         }
         self.ask_peer(request);
     }
@@ -319,6 +309,8 @@ impl<R: CryptoRng> Client<R> {
     fn wait_for_flight(&mut self, request: &Request) -> Result<(), Full> {
         let &Request { question, asked_at, .. } = request;
         let under_way = self.flights.of_question(question);
+        let first = under_way
+            .filter(|&id| self.flights.flight(id).is_some_and(|flight| flight.waiters.is_empty()));
         let id = if let Some(id) = under_way {
             id
         } else {
@@ -334,6 +326,14 @@ impl<R: CryptoRng> Client<R> {
         if under_way.is_some() {
             self.counters.count(Counter::Joined);
             self.meet_if_silent(id);
+        }
+        if let Some(flight) = first.and_then(|id| self.flights.flight(id)) {
+            // Nobody has waited: the schedule begins again, as if the last send had been for this.
+            flight.sent = flight.sent.min(1);
+            flight.is_slow = false;
+            if flight.resend_at.is_some() {
+                self.schedule_resend(id);
+            }
         }
         self.set_timer(id);
         Ok(())
@@ -402,9 +402,9 @@ impl<R: CryptoRng> Client<R> {
         self.note_answered(candidate);
         self.hops.measured(self.now, route, sent_at);
         let released = self.hops.heard(self.now, route);
-        let cached = self.remember(question, reply.gid);
+        self.remember(question, reply.gid);
         self.cache.note_source(question, from.ip());
-        self.conclude(id, outcome(cached, Source::Peer));
+        self.conclude(id, outcome(reply.gid, Source::Peer));
         for (id, was_waiting) in released {
             self.release(id, was_waiting);
         }
@@ -441,7 +441,7 @@ impl<R: CryptoRng> Client<R> {
                 flight.is_refused = true;
             }
         } else {
-            self.answer_hinted(id, Outcome::Refused);
+            self.answer_refused(id);
         }
         Some(())
     }
@@ -505,25 +505,6 @@ impl<R: CryptoRng> Client<R> {
         self.flights.renew(id, round_ends, &mut self.rng);
         self.take_next_way(id);
         self.set_timer(id);
-    }
-
-    fn refresh(&mut self, question: Question) {
-        let rate = self.config.settings().refresh_rate.max(1);
-        // A coarse timer of the driver is made up for, a long sleep is not.
-        let from = self.refresh_from;
-        let from = if self.now.since(from) < REFRESH_CATCH_UP { from } else { self.now };
-        self.refresh_from = from + Duration::from_secs(1) / rate;
-        if self.flights.of_question(question).is_some() {
-            return;
-        }
-        let Ok(id) = self.start(question) else {
-            return self.counters.count(Counter::RefreshesSkipped);
-        };
-        self.counters.count(Counter::Refreshes);
-        self.refreshing += 1;
-        if let Some(flight) = self.flights.flight(id) {
-            flight.is_refresh = true;
-        }
     }
 
     fn send_when_allowed(&mut self, id: FlightId) {
@@ -615,15 +596,6 @@ impl<R: CryptoRng> Client<R> {
     fn sweep_at(&self) -> Option<Instant> {
         self.cache.next_expiry().map(|at| at.max(self.swept_at + SWEEP_INTERVAL))
     }
-
-    fn refresh_at(&self) -> Option<Instant> {
-        let Settings { refresh_rate, max_flights, .. } = *self.config.settings();
-        // Requests have priority: refreshes take at most a quarter of the flights.
-        if refresh_rate == 0 || self.refreshing >= max_flights.get().div_ceil(4) {
-            return None;
-        }
-        self.cache.next_refresh().map(|at| at.max(self.refresh_from))
-    }
 }
 
 struct Request {
@@ -632,6 +604,8 @@ struct Request {
     asked_at: Instant,
     deadline: Instant,
     heeds_hints: bool,
+    /// It wants the peer's own word.
+    is_fresh: bool,
 }
 
 /// The sizes of a client's tables.
@@ -648,10 +622,7 @@ pub struct Load {
 }
 
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-const REFRESH_CATCH_UP: Duration = Duration::from_millis(10);
-fn outcome(cached: Cached, source: Source) -> Outcome {
-    match cached {
-        Cached { gid: Some(gid), expires_at } => Outcome::Found { gid, source, expires_at },
-        Cached { gid: None, .. } => Outcome::NotFound,
-    }
+
+fn outcome(gid: Option<Gid>, source: Source) -> Outcome {
+    gid.map_or(Outcome::NotFound, |gid| Outcome::Found { gid, source })
 }

@@ -73,10 +73,9 @@ impl<R: CryptoRng> Client<R> {
         Some(Output::Neighbour(flight.question, flight.joined?))
     }
 
-    /// The remembered answer of a look-up. Sends nothing.
-    pub fn lookup_neighbour(&mut self, now: Instant, question: Question) -> Option<Cached> {
-        self.advance(now);
-        let cached = self.next_door.lookup(self.now, question)?;
+    /// The remembered answer of a look-up, however old it is. Sends nothing.
+    pub fn lookup_neighbour(&self, now: Instant, question: Question) -> Option<Cached> {
+        let cached = self.next_door.lookup(now, question)?;
         (!self.left.doubts(&cached)).then_some(cached)
     }
 
@@ -104,28 +103,21 @@ impl<R: CryptoRng> Client<R> {
         let Some(flight) = self.flights.flight(id) else { return };
         let is_refused = std::mem::take(&mut flight.is_refused);
         let expires_at = self.now + self.config.settings().cache_ttl;
-        let known = gid.filter(|_| !self.left.doubts(&Cached { gid, expires_at }));
-        let outcome = match known {
-            Some(gid) => {
-                let limit = self.config.settings().max_cached.get();
-                self.next_door.insert(
-                    self.now,
-                    question,
-                    Cached { gid: Some(gid), expires_at },
-                    limit,
-                );
-                self.counters.count(Counter::Neighbours);
-                Outcome::Found { gid, source: Source::Neighbour, expires_at }
-            }
-            None if is_refused => Outcome::Refused,
-            None => return,
-        };
-        self.answer_hinted(id, outcome);
+        let cached = Cached { gid, heard_at: Some(self.now), expires_at };
+        if let Some(gid) = gid.filter(|_| !self.left.doubts(&cached)) {
+            let limit = self.config.settings().max_cached.get();
+            self.next_door.insert(self.now, question, cached, limit);
+            self.counters.count(Counter::Neighbours);
+            self.answer_hinted(id, Outcome::Found { gid, source: Source::Neighbour });
+        }
+        if is_refused {
+            self.answer_refused(id);
+        }
     }
 
     /// Answers the requests of a flight that end on a hint.
     pub(super) fn answer_hinted(&mut self, id: FlightId, outcome: Outcome) {
-        for request in self.flights.hinted(id) {
+        for request in self.flights.take(id, |waiter| waiter.heeds_hints) {
             self.answer(request, outcome);
         }
         self.set_timer(id);

@@ -17,15 +17,19 @@ use crate::hash::Seeded;
 pub struct Cached {
     /// The GID, or `None` for a negative answer.
     pub gid: Option<Gid>,
-    /// The answer is not used from this time on.
+    /// When the peer said so; `None` if it said so to an earlier client.
+    pub heard_at: Option<Instant>,
+    /// The answer is forgotten at this time.
     pub expires_at: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) entries: usize,
-    /// How long before its expiry an entry is refreshed.
-    pub(super) refresh_ahead: Duration,
+    /// How long a GID is remembered.
+    pub(super) ttl: Duration,
+    /// How long a negative answer is remembered.
+    pub(super) negative_ttl: Duration,
 }
 
 /// Entries by question; each family has a table with keys of its own size.
@@ -44,13 +48,6 @@ impl Table {
         match Key::of(question) {
             Key::V4(key) => self.v4.get(&key),
             Key::V6(key) => self.v6.get(&key),
-        }
-    }
-
-    pub(super) fn get_mut(&mut self, question: Question) -> Option<&mut Entry> {
-        match Key::of(question) {
-            Key::V4(key) => self.v4.get_mut(&key),
-            Key::V6(key) => self.v6.get_mut(&key),
         }
     }
 
@@ -105,42 +102,35 @@ impl Key {
     }
 }
 
-/// An answer, and whether it has been used.
+/// An answer, and the time of it.
 #[derive(Debug)]
 pub(super) struct Entry {
     /// All zero, which is not a legal GID, for a negative answer.
     gid: [u8; 16],
-    /// Nanoseconds since boot; the lowest bit is set if the answer has been used.
-    expires_and_used: u64,
+    /// Nanoseconds since boot; the lowest bit is set if an earlier client heard the answer.
+    heard: u64,
 }
 
 impl Entry {
-    pub(super) fn new(answer: Cached) -> Self {
-        Self {
-            gid: answer.gid.map_or([0; 16], Gid::octets),
-            expires_and_used: answer.expires_at.as_nanos() & !1,
-        }
+    pub(super) fn new(gid: Option<Gid>, heard_at: Instant) -> Self {
+        Self { gid: gid.map_or([0; 16], Gid::octets), heard: heard_at.as_nanos() & !1 }
     }
 
-    pub(super) fn cached(&self) -> Cached {
-        Cached { gid: Gid::new(self.gid), expires_at: self.expires_at() }
+    /// The answer that an earlier client heard, and that is forgotten at `expires_at`.
+    pub(super) fn restored(gid: Gid, expires_at: Instant, limits: &Limits) -> Self {
+        let ttl = u64::try_from(limits.ttl.as_nanos()).unwrap_or(u64::MAX);
+        Self { gid: gid.octets(), heard: expires_at.as_nanos().saturating_sub(ttl) | 1 }
     }
 
-    pub(super) fn expires_at(&self) -> Instant {
-        Instant::from_nanos(self.expires_and_used & !1)
+    pub(super) fn cached(&self, limits: &Limits) -> Cached {
+        let heard_at = (self.heard & 1 == 0).then(|| Instant::from_nanos(self.heard));
+        Cached { gid: Gid::new(self.gid), heard_at, expires_at: self.expires_at(limits) }
     }
 
-    pub(super) fn refresh_at(&self, limits: &Limits) -> Instant {
-        let ahead = u64::try_from(limits.refresh_ahead.as_nanos()).unwrap_or(u64::MAX);
-        Instant::from_nanos(self.expires_at().as_nanos().saturating_sub(ahead))
-    }
-
-    pub(super) fn is_used(&self) -> bool {
-        self.expires_and_used & 1 == 1
-    }
-
-    pub(super) fn set_used(&mut self) {
-        self.expires_and_used |= 1;
+    pub(super) fn expires_at(&self, limits: &Limits) -> Instant {
+        let is_negative = self.gid == [0; 16];
+        let ttl = if is_negative { limits.negative_ttl } else { limits.ttl };
+        Instant::from_nanos(self.heard & !1) + ttl
     }
 }
 

@@ -224,8 +224,6 @@ pub enum Outcome {
         gid: Gid,
         /// The origin of the answer.
         source: Source,
-        /// Until when the client remembers the answer.
-        expires_at: Instant,
     },
     /// The peer at the target's address answers that it does not have the target.
     NotFound,
@@ -283,6 +281,8 @@ super::super::datagram_counters! {
         GaveWay = error("gave-way"),
         /// Requests answered from the cache.
         CacheHits = normal("cache-hits"),
+        /// Requests that made the client ask, because the remembered GID was older than `fresh-for`.
+        Older = normal("older"),
         /// Look-ups of doubted answers: their GID has a subnet prefix that a port of this node has
         /// left.
         Doubted = error("doubted"),
@@ -305,9 +305,9 @@ super::super::datagram_counters! {
         /// Such reports that quote no waiting query: late, repeated, forged, or too short to be
         /// recognised.
         RefusalsUnasked = error("refusals-unasked"),
-        /// Questions asked again before their answer expired.
+        /// Questions asked behind an answer from the cache, because it will soon be too old.
         Refreshes = normal("refreshes"),
-        /// Refreshes skipped because too many questions were in flight.
+        /// Such questions that were not asked, because too many were in flight.
         RefreshesSkipped = error("refreshes-skipped"),
         /// Answers restored from an earlier client.
         Restored = normal("restored"),
