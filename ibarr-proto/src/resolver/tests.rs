@@ -138,13 +138,39 @@ fn answer_cached_for_the_interface_needs_no_route_look_up() {
     rig.reply("fe80::5");
     rig.told();
     rig.tell(Input::LocalService(local_service::Input::Nudged(Nudged::Done)));
-    rig.pass(Duration::from_secs(1));
+    rig.pass(Duration::from_millis(400));
     rig.kernel_asks(2, "10.2.0.5");
     assert_eq!(rig.told(), "2 is fe80::5, nudge");
     assert_eq!((rig.sent().as_str(), rig.routes().as_str()), ("", ""));
     let counters = rig.cores.local_service.counters();
     assert_eq!(counters.get(Counter::AnsweredPeer), 1);
     assert_eq!(counters.get(Counter::AnsweredCache), 1);
+}
+
+#[test]
+fn older_answer_is_asked_for_and_the_trace_says_so() {
+    let mut rig = Rig::new();
+    rig.cores.trace.set(true);
+    rig.kernel_asks(1, "10.2.0.5");
+    rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
+    rig.reply("fe80::5");
+    rig.told();
+    rig.tell(Input::LocalService(local_service::Input::Nudged(Nudged::Done)));
+    rig.now += Duration::from_secs(1);
+    rig.kernel_asks(2, "10.2.0.5");
+    // The nudge is the second one for the first answer.
+    assert_eq!((rig.told().as_str(), rig.routes().as_str()), ("nudge", "10.2.0.5%2"));
+    rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
+    rig.reply("fe80::6");
+    assert_eq!(rig.told(), "2 is fe80::6");
+    let steps = std::iter::from_fn(|| rig.cores.trace.poll()).map(|event| event.step);
+    let older = steps.filter(|step| *step == trace::Step::Older).count();
+    assert_eq!((older, rig.cores.client.counters().get(client::Counter::Older)), (1, 1));
+    // What is remembered is known, however old it is.
+    rig.now += Duration::from_secs(30);
+    let remembered = Outcome::Found { gid: gid("fe80::6"), source: Source::Cache };
+    let of = question("10.2.0.5", Some(2));
+    assert_eq!(rig.resolver.lookup(&rig.cores, rig.now, &View, of), Some(remembered));
 }
 
 /// Another host may have the address there.

@@ -222,10 +222,15 @@ mod tests {
 
     use super::*;
 
-    const AHEAD: Duration = Duration::from_nanos(10);
+    const TTL: Duration = Duration::from_nanos(60);
+    const NEGATIVE_TTL: Duration = Duration::from_nanos(20);
 
     fn limits(entries: usize) -> Limits {
-        Limits { entries, refresh_ahead: AHEAD }
+        Limits { entries, ttl: TTL, negative_ttl: NEGATIVE_TTL }
+    }
+
+    fn at(nanos: u64) -> Instant {
+        Instant::from_nanos(nanos)
     }
 
     fn cache(entries: usize) -> Cache {
@@ -241,58 +246,46 @@ mod tests {
         Question::new(target, IfIndex::new((n / 2 % 2).into())).unwrap()
     }
 
-    fn answer(gid: Option<u8>, expires_at: u64) -> Cached {
-        let gid = gid.map(|n| format!("fe80::{n:x}").parse().unwrap());
-        Cached { gid, expires_at: Instant::from_nanos(expires_at) }
+    fn gid(n: u8) -> Gid {
+        format!("fe80::{n:x}").parse().unwrap()
     }
 
     #[test]
     fn full_cache_drops_the_entry_that_expires_first() {
         let mut cache = cache(2);
-        assert_eq!(cache.insert(question(1), answer(Some(1), 30)), 0);
-        assert_eq!(cache.insert(question(2), answer(None, 20)), 0);
-        assert_eq!(cache.insert(question(2), answer(None, 26)), 0, "replaces its own entry");
-        assert_eq!(cache.insert(question(3), answer(Some(3), 40)), 1);
-        assert_eq!(cache.lookup(Instant::BOOT, question(2)), None);
+        assert_eq!(cache.insert(question(1), Some(gid(1)), at(0)), 0);
+        assert_eq!(cache.insert(question(2), None, at(10)), 0);
+        assert_eq!(cache.insert(question(2), None, at(20)), 0, "replaces its own entry");
+        assert_eq!(cache.insert(question(3), Some(gid(3)), at(30)), 1);
+        assert_eq!(cache.peek(question(2)), None);
         assert_eq!(cache.reconfigure(limits(1)), 1);
-        assert_eq!(cache.lookup(Instant::BOOT, question(1)), None);
-        assert_eq!(cache.lookup(Instant::BOOT, question(3)), Some(answer(Some(3), 40)));
+        assert_eq!(cache.peek(question(1)), None);
+        assert_eq!(cache.peek(question(3)).unwrap().gid, Some(gid(3)));
     }
 
     #[test]
-    fn answer_is_used_until_its_expiry() {
+    fn times_are_exact_to_two_nanoseconds() {
         let mut cache = cache(2);
-        cache.insert(question(1), answer(Some(1), 30));
-        assert!(cache.lookup(Instant::from_nanos(29), question(1)).is_some());
-        assert_eq!(cache.lookup(Instant::from_nanos(30), question(1)), None);
+        cache.insert(question(1), Some(gid(1)), at(31));
+        let (heard_at, expires_at) = (Some(at(30)), at(30) + TTL);
+        let expected = Cached { gid: Some(gid(1)), heard_at, expires_at };
+        assert_eq!(cache.peek(question(1)), Some(expected));
+        assert_eq!(cache.next_expiry(), Some(expires_at));
     }
 
     #[test]
-    fn only_used_positive_answers_are_refreshed_and_only_once() {
-        let mut cache = cache(4);
-        let (start, at) = (Instant::BOOT, Instant::from_nanos(30 - 10));
-        cache.insert(question(1), answer(Some(1), 30));
-        cache.insert(question(2), answer(None, 30));
-        cache.insert(question(3), answer(Some(3), 30));
-        assert!(cache.lookup(start, question(1)).is_some());
-        assert!(cache.lookup(start, question(2)).is_some());
-        assert_eq!(cache.next_refresh(), Some(at));
-        assert_eq!(cache.refresh(Instant::from_nanos(19)), None);
-        assert_eq!(cache.refresh(at), Some(question(1)));
-        assert!(cache.lookup(at, question(1)).is_some());
-        assert_eq!(cache.refresh(at), None, "once for each answer");
-        assert!(cache.lookup(at, question(3)).is_some());
-        assert_eq!(cache.refresh(at), Some(question(3)), "used late, so refreshed at once");
-    }
-
-    #[test]
-    fn expiry_is_exact_to_two_nanoseconds() {
+    fn new_lives_apply_to_what_is_remembered() {
         let mut cache = cache(2);
-        cache.insert(question(1), answer(Some(1), 31));
-        for _ in 0..2 {
-            assert_eq!(cache.lookup(Instant::BOOT, question(1)), Some(answer(Some(1), 30)));
-        }
-        assert_eq!(cache.next_expiry(), Some(Instant::from_nanos(30)));
+        cache.insert(question(1), Some(gid(1)), at(10));
+        cache.insert(question(2), None, at(10));
+        while cache.poll_change().is_some() {}
+        let none = Duration::ZERO;
+        cache.reconfigure(Limits { entries: 2, ttl: 2 * TTL, negative_ttl: none });
+        let listed: Vec<_> = cache.iter().map(|(of, cached)| (of, cached.expires_at)).collect();
+        assert_eq!(listed, [(question(2), at(10)), (question(1), at(10) + 2 * TTL)]);
+        assert_eq!(cache.poll_change(), Some(Learned::Everything));
+        assert!(cache.remove(question(1)) && cache.remove(question(2)));
+        assert_eq!(cache.next_expiry(), None);
     }
 
     fn positive((question, cached): (Question, Cached)) -> Option<(Question, (Gid, Instant))> {
@@ -303,11 +296,11 @@ mod tests {
     fn too_many_changes_are_reported_as_one() {
         let mut cache = cache(2);
         for n in 0..3 {
-            cache.insert(question(n), answer(Some(n), 30));
+            cache.insert(question(n), Some(gid(n)), at(0));
         }
         assert_eq!(cache.poll_change(), Some(Learned::Everything));
         assert_eq!(cache.poll_change(), None);
-        cache.insert(question(9), answer(Some(9), 30));
+        cache.insert(question(9), Some(gid(9)), at(0));
         cache.note_source(question(9), [10, 2, 0, 9].into());
         let told: Vec<_> = std::iter::from_fn(|| cache.poll_change()).collect();
         assert!(told.iter().any(|change| matches!(
@@ -322,27 +315,36 @@ mod tests {
     #[test]
     fn restored_answers_are_not_reported_and_replace_none() {
         let mut cache = cache(2);
-        assert!(cache.restore(question(1), answer(Some(1), 30)));
-        assert!(!cache.restore(question(1), answer(Some(2), 40)), "the cache has an answer");
-        assert!(cache.restore(question(2), answer(Some(2), 30)));
-        assert!(!cache.restore(question(3), answer(Some(3), 30)), "full");
+        assert!(cache.restore(question(1), gid(1), at(90)));
+        assert!(!cache.restore(question(1), gid(2), at(100)), "the cache has an answer");
+        assert!(cache.restore(question(2), gid(2), at(92)));
+        assert!(!cache.restore(question(3), gid(3), at(90)), "full");
         assert_eq!(cache.poll_change(), None);
-        assert_eq!(cache.lookup(Instant::BOOT, question(1)), Some(answer(Some(1), 30)));
+        let restored = Cached { gid: Some(gid(1)), heard_at: None, expires_at: at(90) };
+        assert_eq!(cache.peek(question(1)), Some(restored));
     }
 
     struct Row {
         question: Question,
-        cached: Cached,
-        used: bool,
-        /// Used, and not yet refreshed.
-        due: bool,
+        gid: Option<Gid>,
+        heard_at: Instant,
+        is_restored: bool,
     }
 
     impl Row {
-        fn refresh_at(&self, limits: Limits) -> Instant {
-            let ahead = u64::try_from(limits.refresh_ahead.as_nanos()).unwrap();
-            Instant::from_nanos(self.cached.expires_at.as_nanos().saturating_sub(ahead))
+        fn cached(&self, limits: Limits) -> Cached {
+            let ttl = if self.gid.is_some() { limits.ttl } else { limits.negative_ttl };
+            let heard_at = (!self.is_restored).then_some(self.heard_at);
+            Cached { gid: self.gid, heard_at, expires_at: self.heard_at + ttl }
         }
+    }
+
+    /// Puts the rows in order, and drops the first ones so that `len` remain.
+    fn keep(model: &mut Vec<Row>, limits: Limits, len: usize) -> u64 {
+        model.sort_by_key(|row| (row.cached(limits).expires_at, row.question));
+        let forgotten = model.len().saturating_sub(len);
+        model.drain(..forgotten);
+        forgotten.try_into().unwrap()
     }
 
     proptest! {
@@ -357,55 +359,41 @@ mod tests {
                 let of = question(n % 12);
                 now += Duration::from_nanos(u64::from(time % 8) * 2);
                 match op % 9 {
-                    0..=2 => {
-                        let gid = (op % 3 != 0).then_some(n | 1);
-                        let cached = answer(gid, now.as_nanos() + u64::from(time % 32) * 2);
+                    0..=3 => {
+                        let gid = (op % 4 != 0).then(|| gid(n | 1));
                         model.retain(|row| row.question != of);
-                        let forgotten = (model.len() + 1).saturating_sub(limits.entries);
-                        model.drain(..forgotten);
-                        model.push(Row { question: of, cached, used: false, due: false });
-                        model.sort_by_key(|row| (row.cached.expires_at, row.question));
-                        prop_assert_eq!(
-                            cache.insert(of, cached),
-                            u64::try_from(forgotten).unwrap()
-                        );
+                        let forgotten = keep(&mut model, limits, limits.entries - 1);
+                        let is_restored = false;
+                        model.push(Row { question: of, gid, heard_at: now, is_restored });
+                        prop_assert_eq!(cache.insert(of, gid, now), forgotten);
                     }
-                    3 | 4 => {
-                        let row = model
-                            .iter_mut()
-                            .find(|row| row.question == of && row.cached.expires_at > now);
-                        let expected = row.map(|row| {
-                            if row.cached.gid.is_some() && !row.used {
-                                (row.used, row.due) = (true, true);
-                            }
-                            row.cached
-                        });
-                        prop_assert_eq!(cache.lookup(now, of), expected);
+                    4 => {
+                        let heard_at = now + Duration::from_nanos(u64::from(n) * 2);
+                        let has_room = model.len() < limits.entries;
+                        let is_fit = has_room && model.iter().all(|row| row.question != of);
+                        let gid = gid(n | 1);
+                        if is_fit {
+                            let is_restored = true;
+                            model.push(Row { question: of, gid: Some(gid), heard_at, is_restored });
+                            // The mirror has it already.
+                            mirror.insert(of, (gid, heard_at + limits.ttl));
+                        }
+                        prop_assert_eq!(cache.restore(of, gid, heard_at + limits.ttl), is_fit);
                     }
                     5 => {
                         cache.expire(now);
-                        model.retain(|row| row.cached.expires_at > now);
+                        model.retain(|row| row.cached(limits).expires_at > now);
                     }
                     6 => {
-                        let due = model
-                            .iter_mut()
-                            .filter(|row| row.due && row.refresh_at(limits) <= now)
-                            .min_by_key(|row| (row.refresh_at(limits), row.question));
-                        let expected = due.map(|row| {
-                            row.due = false;
-                            row.question
-                        });
-                        prop_assert_eq!(cache.refresh(now), expected);
+                        let row = model.iter().find(|row| row.question == of);
+                        prop_assert_eq!(cache.peek(of), row.map(|row| row.cached(limits)));
                     }
                     7 if time % 8 == 0 => {
-                        let ahead = Duration::from_nanos(u64::from(n % 16) * 2);
-                        limits = Limits { entries: usize::from(n % 7) + 1, refresh_ahead: ahead };
-                        let forgotten = model.len().saturating_sub(limits.entries);
-                        model.drain(..forgotten);
-                        prop_assert_eq!(
-                            cache.reconfigure(limits),
-                            u64::try_from(forgotten).unwrap()
-                        );
+                        let lives = [n % 16, n % 5].map(|n| Duration::from_nanos(u64::from(n) * 20));
+                        let [ttl, negative_ttl] = lives;
+                        limits = Limits { entries: usize::from(n % 7) + 1, ttl, negative_ttl };
+                        let forgotten = keep(&mut model, limits, limits.entries);
+                        prop_assert_eq!(cache.reconfigure(limits), forgotten);
                     }
                     7 if time % 8 == 1 => {
                         prop_assert_eq!(cache.clear(), model.len());
@@ -417,15 +405,15 @@ mod tests {
                         prop_assert_eq!(cache.remove(of), model.len() < before);
                     }
                 }
+                keep(&mut model, limits, usize::MAX);
                 prop_assert_eq!(cache.len(), model.len());
                 prop_assert!(cache.len() <= limits.entries);
                 prop_assert_eq!(cache.table.len(), model.len());
                 let listed: Vec<_> = cache.iter().collect();
-                let expected: Vec<_> = model.iter().map(|row| (row.question, row.cached)).collect();
+                let expected: Vec<_> =
+                    model.iter().map(|row| (row.question, row.cached(limits))).collect();
+                prop_assert_eq!(cache.next_expiry(), expected.first().map(|(_, it)| it.expires_at));
                 prop_assert_eq!(listed, expected);
-                prop_assert_eq!(cache.next_expiry(), model.first().map(|row| row.cached.expires_at));
-                let due = model.iter().filter(|row| row.due).map(|row| row.refresh_at(limits));
-                prop_assert_eq!(cache.next_refresh(), due.min());
                 prop_assert!(cache.untold.len() <= 7, "never more than the largest limit of the cache");
                 if time % 4 == 0 {
                     continue;

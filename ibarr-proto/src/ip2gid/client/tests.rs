@@ -37,16 +37,14 @@ fn question_goes_from_route_to_socket_to_wire_to_answer() {
     assert_eq!(rig.answers, BTreeMap::new());
     rig.reply(0, Some(gid(5)));
     let (answered_at, outcome) = rig.answers[&id];
-    let Outcome::Found { gid: found, source: Source::Peer, expires_at } = outcome else {
-        panic!("{outcome:?}");
-    };
-    assert_eq!((answered_at, found), (rig.now, gid(5)));
-    assert!((ms(54_000)..=ms(60_000)).contains(&expires_at.since(rig.now)), "{expires_at}");
+    let found = Outcome::Found { gid: gid(5), source: Source::Peer };
+    assert_eq!((answered_at, outcome), (rig.now, found));
+    assert_eq!(rig.client.lookup(rig.now, question(5)).unwrap().expires_at, rig.now + secs(60));
     assert_eq!(rig.client.load(), Load { hops: 1, cached: 1, ..Load::default() });
 }
 
 #[test]
-fn learned_answers_can_be_restored_until_they_expire() {
+fn restored_answers_are_listed_until_they_expire_but_asked_for() {
     let mut first = Rig::new(Settings::default());
     first.resolve(5);
     first.reply(0, Some(gid(5)));
@@ -60,22 +58,22 @@ fn learned_answers_can_be_restored_until_they_expire() {
 
     let mut second = Rig::new(Settings::default());
     let now = second.now;
-    let answer = |expires_at| Cached { gid: Some(learned), expires_at };
+    let answer = |expires_at| Cached { gid: Some(learned), heard_at: None, expires_at };
     let latest = now + Settings::default().cache_ttl;
     // Answers that have expired, that are valid for too long, or that are negative.
     assert!(!second.client.restore(now, question(6), answer(now)));
     assert!(!second.client.restore(now, question(6), answer(latest + ms(1))));
-    assert!(!second.client.restore(now, question(6), Cached { gid: None, expires_at }));
+    assert!(!second.client.restore(now, question(6), Cached { gid: None, ..answer(latest) }));
     assert!(second.client.restore(now, question(6), answer(latest)));
     assert!(second.client.restore(now, of, answer(expires_at)));
     let counters = second.client.counters();
     assert_eq!((counters.get(Counter::Restored), counters.get(Counter::NotRestored)), (2, 3));
+    assert_eq!(second.client.lookup(now, of), Some(answer(expires_at)));
+    assert_eq!(second.client.poll_learned(), None);
     let id = second.resolve(5);
-    assert_eq!(
-        second.answers[&id].1,
-        Outcome::Found { gid: gid(5), source: Source::Cache, expires_at }
-    );
-    assert_eq!((second.sent.len(), second.client.poll_learned()), (0, None));
+    assert_eq!((second.answers.get(&id), second.count(Counter::Older)), (None, 1));
+    second.reply(0, Some(gid(7)));
+    assert_eq!(second.found(id), Some((gid(7), Source::Peer)));
 }
 
 #[test]
@@ -575,8 +573,8 @@ fn negative_answer_with_zero_ttl_only_removes_the_gid() {
     let mut rig = Rig::new(Settings { negative_ttl: Duration::ZERO, ..Settings::default() });
     rig.resolve(5);
     rig.reply(0, Some(gid(5)));
-    rig.run(ms(100));
-    rig.refresh_by_use(5);
+    rig.run(ms(500));
+    rig.resolve(5);
     rig.reply(1, None);
     assert_eq!(rig.client.load().cached, 0);
     rig.resolve(5);
@@ -591,21 +589,139 @@ fn lookup_never_uses_the_network() {
     assert_eq!((rig.routes_asked.len(), rig.sent.len()), (0, 0));
     rig.resolve(5);
     rig.reply(0, Some(gid(5)));
+    rig.run(secs(59));
     let cached = rig.client.lookup(rig.now, question(5)).unwrap();
     assert_eq!(cached.gid, Some(gid(5)));
     assert_eq!(rig.client.entries().collect::<Vec<_>>(), [(question(5), cached)]);
-    rig.run(secs(50));
-    assert_eq!(rig.count(Counter::Refreshes), 1, "a lookup is a use");
+    rig.drain();
+    assert_eq!((rig.routes_asked.len(), rig.sent.len()), (1, 1));
 }
 
 #[test]
-fn request_joins_the_refresh_of_an_expired_answer() {
+fn caller_that_asks_every_300_ms_never_waits() {
+    let mut rig = Rig::new(Settings::default());
+    rig.resolve(5);
+    rig.reply(0, Some(gid(5)));
+    let mut gids = BTreeSet::new();
+    for n in 0..200 {
+        rig.run(ms(300));
+        let id = rig.resolve(5);
+        let (found, source) = rig.found(id).unwrap();
+        assert_eq!((source, rig.count(Counter::Older)), (Source::Cache, 0));
+        gids.insert(found);
+        // The peer is asked behind the answer; in the middle of the time the address moves.
+        let asked = rig.sent.last().unwrap().0 == rig.now;
+        assert_eq!(asked, n % 2 == 1, "{n}");
+        if asked {
+            rig.reply(rig.sent.len() - 1, Some(gid(if n < 100 { 5 } else { 6 })));
+        }
+    }
+    assert_eq!((gids, rig.count(Counter::Refreshes)), ([5, 6].map(gid).into(), 100));
+    let id = rig.resolve(5);
+    assert_eq!(rig.found(id), Some((gid(6), Source::Cache)));
+}
+
+#[test]
+fn answer_is_given_for_less_than_fresh_for() {
+    for fresh_for in [ms(0), ms(1), ms(1000), ms(5000)] {
+        let mut rig = Rig::new(Settings { fresh_for, ..Settings::default() });
+        rig.resolve(5);
+        rig.reply(0, Some(gid(5)));
+        if let Some(almost) = fresh_for.checked_sub(Duration::from_nanos(2)) {
+            rig.run(almost);
+            let id = rig.resolve(5);
+            assert_eq!(rig.found(id), Some((gid(5), Source::Cache)));
+            rig.run(Duration::from_nanos(2));
+        }
+        assert_eq!(rig.count(Counter::Older), 0);
+        let id = rig.resolve(5);
+        assert_eq!((rig.found(id), rig.count(Counter::Older)), (None, 1), "{fresh_for:?}");
+        rig.reply(rig.sent.len() - 1, Some(gid(6)));
+        assert_eq!(rig.found(id), Some((gid(6), Source::Peer)));
+    }
+}
+
+/// Whoever asks, and however long: the address may have moved.
+#[test]
+fn silence_never_yields_the_remembered_gid() {
+    let mut rig = Rig::new(Settings::default());
+    rig.resolve(5);
+    rig.reply(0, Some(gid(5)));
+    rig.run(ms(1000));
+    let (begun, sent) = (rig.now, rig.sent.len());
+    let ids = [rig.ask_for(question(5), secs(10)), rig.ask_as_user(question(5))];
+    rig.run(secs(9));
+    assert!(rig.client.lookup(rig.now, question(5)).is_some(), "it is remembered");
+    let times: Vec<_> =
+        rig.sent[sent..].iter().map(|(at, _)| at.since(begun).as_millis()).collect();
+    for (time, expected) in times.iter().zip([0, 20, 60, 180, 500, 1200, 2200]) {
+        assert!(time.abs_diff(expected) <= expected / 10, "{times:?}: the normal schedule");
+    }
+    rig.run(secs(9));
+    assert_eq!(ids.map(|id| rig.answers[&id].1), [Outcome::TimedOut; 2]);
+}
+
+#[test]
+fn refusal_yields_the_remembered_gid_until_it_expires() {
+    let mut rig = Rig::new(Settings::default());
+    rig.resolve(5);
+    rig.reply(0, Some(gid(5)));
+    let expires_at = rig.now + secs(60);
+    rig.run(ms(1000));
+    while rig.now < expires_at {
+        let sent = rig.sent.len();
+        let (kernel, user) = (rig.ask_for(question(5), secs(30)), rig.ask_as_user(question(5)));
+        let fresh = rig.ask_fresh(question(5));
+        assert_eq!((rig.sent.len(), rig.found(kernel)), (sent + 1, None), "each question asks");
+        rig.refuse(sent);
+        assert_eq!([kernel, user].map(|id| rig.found(id)), [Some((gid(5), Source::Cache)); 2]);
+        assert_eq!(rig.answers[&fresh].1, Outcome::Refused, "it wants the peer's own word");
+        // The same report again answers nothing.
+        let before = rig.answers.len();
+        rig.refuse(sent);
+        assert_eq!((rig.answers.len(), rig.client.load().flights), (before, 0));
+        rig.run(ms(700));
+    }
+    assert_eq!(rig.count(Counter::Refusals), rig.count(Counter::RefusalsUnasked));
+    let (kernel, user) = (rig.ask_for(question(5), secs(2)), rig.ask_as_user(question(5)));
+    rig.refuse(rig.sent.len() - 1);
+    assert_eq!((rig.found(kernel), rig.answers[&user].1), (None, Outcome::Refused));
+    rig.run(secs(2));
+    assert_eq!(rig.answers[&kernel].1, Outcome::TimedOut);
+    assert_ends_add_up(&rig.client);
+}
+
+#[test]
+fn request_that_joins_a_question_behind_is_asked_for_at_once() {
+    let mut rig = Rig::new(Settings::default());
+    rig.resolve(5);
+    rig.reply(0, Some(gid(5)));
+    rig.run(ms(900));
+    rig.resolve(5);
+    rig.run(ms(700));
+    let (begun, sent) = (rig.now, rig.sent.len());
+    let id = rig.resolve(5);
+    assert_eq!((rig.count(Counter::Joined), rig.found(id)), (1, None));
+    rig.run(ms(190));
+    let times: Vec<_> =
+        rig.sent[sent..].iter().map(|(at, _)| at.since(begun).as_millis()).collect();
+    assert_eq!(times.len(), 3, "{times:?}");
+    assert_eq!(times[0], 0);
+    // The query behind the answer counts, too.
+    rig.reply(1, Some(gid(6)));
+    assert_eq!(rig.found(id), Some((gid(6), Source::Peer)));
+    assert_eq!((rig.client.refreshing, rig.client.load().flights), (0, 0));
+}
+
+#[test]
+fn request_joins_the_question_behind_an_answer_that_is_now_older() {
     let mut rig = Rig::new(Settings { cache_ttl: secs(4), ..Settings::default() });
     rig.resolve(5);
     rig.reply(0, Some(gid(5)));
-    rig.refresh_by_use(5);
+    rig.run(ms(500));
+    rig.resolve(5);
     assert_eq!(rig.client.refreshing, 1);
-    rig.run(ms(1400));
+    rig.run(ms(500));
     let id = rig.resolve(5);
     assert_eq!(rig.count(Counter::Joined), 1);
     rig.run(secs(3));
@@ -617,67 +733,26 @@ fn request_joins_the_refresh_of_an_expired_answer() {
 }
 
 #[test]
-fn refreshes_keep_their_rate_and_leave_room_for_requests() {
-    let settings = Settings {
-        refresh_rate: 10,
-        max_flights: NonZeroUsize::new(40).unwrap(),
-        resends: vec![ms(20)],
-        ..Settings::default()
-    };
-    let mut rig = Rig::new(settings);
+fn questions_behind_answers_leave_room_for_requests() {
+    let max_flights = NonZeroUsize::new(40).unwrap();
+    let mut rig = Rig::new(Settings { max_flights, ..Settings::default() });
     for n in 1..=200 {
         rig.resolve(n);
         rig.reply(rig.sent.len() - 1, Some(gid(n)));
-        rig.resolve(n);
     }
-    rig.run(secs(46));
-    let (start, before) = (rig.now, rig.count(Counter::Refreshes));
-    // No peer answers any more: each refresh lasts 3 s, so ten are in flight after one second.
-    rig.run(secs(6));
-    let refreshed = rig.count(Counter::Refreshes) - before;
-    assert!(refreshed <= 30, "{refreshed} in {:?}", rig.now.since(start));
+    rig.run(ms(500));
+    for n in 1..=200 {
+        let id = rig.resolve(n);
+        assert_eq!(rig.found(id), Some((gid(n), Source::Cache)));
+    }
     assert_eq!(rig.client.refreshing, 10, "a quarter of 40");
+    let counts = [Counter::Refreshes, Counter::RefreshesSkipped].map(|counter| rig.count(counter));
+    assert_eq!(counts, [10, 190]);
     let id = rig.resolve(201);
     rig.reply(rig.sent.len() - 1, Some(gid(201)));
     assert!(rig.answers.contains_key(&id));
     rig.run(secs(20));
     assert_eq!((rig.client.refreshing, rig.client.load().flights), (0, 0));
-}
-
-#[test]
-fn refresh_rate_holds_with_a_coarse_timer() {
-    let mut rig = Rig::new(Settings { refresh_rate: 1000, ..Settings::default() });
-    for n in 1..=500 {
-        rig.resolve(n);
-        rig.reply(rig.sent.len() - 1, Some(gid(n)));
-    }
-    // All were used late, so all refreshes are due at once.
-    rig.run(secs(55));
-    for n in 1..=500 {
-        rig.resolve(n);
-    }
-    let before = rig.count(Counter::Refreshes);
-    for _ in 0..50 {
-        rig.now += ms(2);
-        rig.client.handle_timeout(rig.now);
-        rig.drain();
-    }
-    let refreshed = rig.count(Counter::Refreshes) - before;
-    assert!((95..=105).contains(&refreshed), "{refreshed} in 100 ms");
-    rig.now += secs(1);
-    rig.client.handle_timeout(rig.now);
-    let burst = rig.count(Counter::Refreshes) - before - refreshed;
-    assert_eq!(burst, 1, "a long sleep is not made up for");
-}
-
-#[test]
-fn no_refresh_if_the_rate_is_zero() {
-    let mut rig = Rig::new(Settings { refresh_rate: 0, ..Settings::default() });
-    rig.resolve(5);
-    rig.reply(0, Some(gid(5)));
-    rig.resolve(5);
-    rig.run(secs(120));
-    assert_eq!((rig.sent.len(), rig.client.load().cached), (1, 0));
 }
 
 #[test]
@@ -832,11 +907,10 @@ fn no_remembered_gid_of_a_left_subnet_is_used() {
     assert_eq!(ask(&mut rig, 2, new(2)), (new(2), Source::Peer));
     assert_eq!(ask(&mut rig, 2, new(2)), (new(2), Source::Cache));
     let counts = [Counter::SubnetsLeft, Counter::Doubted].map(|counter| rig.count(counter));
-    assert_eq!(counts, [1, 5]);
+    assert_eq!(counts, [1, 4]);
 
-    // A minute later the prefix may belong to another subnet.
-    let ttl = Settings::default().cache_ttl;
-    rig.run(SETTLING + ttl);
+    // Later the prefix may belong to another subnet.
+    rig.run(memory::SETTLING + ms(1));
     assert_eq!(ask(&mut rig, 4, old(4)), (old(4), Source::Peer));
     assert_eq!(ask(&mut rig, 4, old(4)), (old(4), Source::Cache));
 }
@@ -870,9 +944,7 @@ fn too_many_left_subnets_flush_the_cache() {
 /// Also with answers remembered for longer than is configured now, or will be.
 #[test]
 fn change_of_cache_ttl_ends_no_doubt_early() {
-    let lives = |cache_ttl| {
-        Config::new(Settings { cache_ttl, refresh_rate: 0, ..Settings::default() }).unwrap()
-    };
+    let lives = |cache_ttl| Config::new(Settings { cache_ttl, ..Settings::default() }).unwrap();
     let ttl = Settings::default().cache_ttl;
     for (before, then, after) in [(4 * ttl, ttl, ttl), (ttl, ttl, 4 * ttl)] {
         let mut rig = Rig::new(Settings::default());

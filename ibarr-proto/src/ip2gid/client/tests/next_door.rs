@@ -29,13 +29,6 @@ fn met(rig: &mut Rig, n: u16, gid: Option<Gid>) {
     rig.input(Input::Neighbour { question: question(n), gid });
 }
 
-fn found(rig: &Rig, id: RequestId) -> Option<(Gid, Source)> {
-    match rig.answers.get(&id)?.1 {
-        Outcome::Found { gid, source, .. } => Some((gid, source)),
-        other => panic!("{other:?}"),
-    }
-}
-
 #[test]
 fn silent_target_next_door_is_answered_from_the_neighbour_entry() {
     let mut rig = rig();
@@ -53,7 +46,7 @@ fn silent_target_next_door_is_answered_from_the_neighbour_entry() {
     rig.run(ms(400));
     assert_eq!(rig.neighbours_asked.len(), 2);
     met(&mut rig, 5, Some(gid(5)));
-    assert_eq!(found(&rig, id), Some((gid(5), Source::Neighbour)));
+    assert_eq!(rig.found(id), Some((gid(5), Source::Neighbour)));
     assert_eq!((rig.client.load().flights, rig.count(Counter::Neighbours)), (0, 1));
     // A look-up that has ended late changes nothing.
     met(&mut rig, 5, Some(gid(6)));
@@ -67,7 +60,7 @@ fn peer_next_door_that_answers_is_no_reason_for_a_look_up() {
     rig.run(ms(150));
     rig.reply(0, Some(gid(5)));
     rig.run(secs(3));
-    assert_eq!(found(&rig, id), Some((gid(5), Source::Peer)));
+    assert_eq!(rig.found(id), Some((gid(5), Source::Peer)));
     assert_eq!(rig.neighbours_asked, []);
 }
 
@@ -78,12 +71,46 @@ fn refusal_next_door_ends_in_the_neighbour_entry_or_as_a_refusal() {
     rig.refuse(0);
     assert_eq!((rig.neighbours_asked.len(), rig.answers.len()), (1, 0));
     met(&mut rig, 5, Some(gid(5)));
-    assert_eq!(found(&rig, known), Some((gid(5), Source::Neighbour)));
+    assert_eq!(rig.found(known), Some((gid(5), Source::Neighbour)));
     let unknown = ask(&mut rig, 6);
     rig.refuse(1);
     met(&mut rig, 6, None);
     assert_eq!(rig.answers[&unknown], (rig.now, Outcome::Refused));
     assert_eq!(rig.client.load().flights, 0);
+}
+
+#[test]
+fn refused_target_next_door_has_the_gid_of_its_entry_else_its_last_word() {
+    let mut rig = rig();
+    ask(&mut rig, 5);
+    rig.reply(0, Some(gid(5)));
+    for (entry, found) in
+        [(Some(gid(6)), (gid(6), Source::Neighbour)), (None, (gid(5), Source::Cache))]
+    {
+        rig.run(secs(1));
+        let user = ask(&mut rig, 5);
+        rig.refuse(rig.sent.len() - 1);
+        assert_eq!(rig.found(user), None);
+        met(&mut rig, 5, entry);
+        assert_eq!(rig.found(user), Some(found));
+    }
+}
+
+#[test]
+fn neighbour_entry_is_used_for_less_than_fresh_for_without_another_look() {
+    let mut rig = rig();
+    ask(&mut rig, 5);
+    rig.refuse(0);
+    met(&mut rig, 5, Some(gid(5)));
+    rig.run(ms(999));
+    let id = rig.ask_as_user(question(5));
+    rig.route(5, Some(next_door(5)));
+    assert_eq!((rig.found(id), rig.sent.len()), (Some((gid(5), Source::Cache)), 2), "asked behind");
+    rig.run(ms(1));
+    let id = rig.ask_as_user(question(5));
+    rig.refuse(1);
+    met(&mut rig, 5, Some(gid(6)));
+    assert_eq!(rig.found(id), Some((gid(6), Source::Neighbour)));
 }
 
 #[test]
@@ -96,17 +123,17 @@ fn neighbour_entry_answers_no_request_of_the_kernel() {
     let asked = rig.neighbours_asked.len();
     assert_eq!(rig.neighbours_asked.last().map(|&(at, ..)| at), Some(rig.now), "at once");
     met(&mut rig, 5, Some(gid(5)));
-    assert_eq!(found(&rig, user), Some((gid(5), Source::Neighbour)));
+    assert_eq!(rig.found(user), Some((gid(5), Source::Neighbour)));
     assert_eq!((rig.answers.get(&kernel), rig.client.load().waiters), (None, 1));
     assert_eq!(rig.client.lookup(rig.now, question(5)), None);
     let again = rig.ask_for(question(5), secs(1));
     assert_eq!(rig.answers.get(&again), None);
     assert!(asked > 1, "{asked}");
     rig.reply(0, Some(gid(7)));
-    assert_eq!(found(&rig, kernel), Some((gid(7), Source::Peer)));
+    assert_eq!(rig.found(kernel), Some((gid(7), Source::Peer)));
     // The peer's own answer is preferred from now on.
     let later = rig.ask_as_user(question(5));
-    assert_eq!(found(&rig, later), Some((gid(7), Source::Cache)));
+    assert_eq!(rig.found(later), Some((gid(7), Source::Cache)));
 }
 
 #[test]
@@ -132,7 +159,7 @@ fn neighbour_is_remembered_until_it_expires_is_flushed_or_leaves_its_subnet() {
     meet(&mut rig);
     let sent = rig.sent.len();
     let id = rig.ask_as_user(question(5));
-    assert_eq!((found(&rig, id), rig.sent.len()), (Some((gid(5), Source::Cache)), sent));
+    assert_eq!((rig.found(id), rig.sent.len()), (Some((gid(5), Source::Cache)), sent));
     rig.run(ttl.saturating_sub(ms(1)));
     assert!(remembers(&mut rig));
     rig.run(ms(1));

@@ -84,6 +84,22 @@ impl Rig {
         id
     }
 
+    /// A request of a user that wants the peer's own word.
+    pub(super) fn ask_fresh(&mut self, question: Question) -> RequestId {
+        self.requests += 1;
+        let id = RequestId::User(UserRequest::Control(self.requests));
+        self.input(Input::ResolveFresh { id, question, deadline: self.now + secs(3) });
+        id
+    }
+
+    /// The GID that a request was given, if it has an answer.
+    pub(super) fn found(&self, id: RequestId) -> Option<(Gid, Source)> {
+        match self.answers.get(&id)?.1 {
+            Outcome::Found { gid, source } => Some((gid, source)),
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// ICMP reports that the port of a sent datagram was unreachable.
     pub(super) fn refuse(&mut self, sent: usize) {
         let Transmit { socket, to, ref payload, .. } = self.sent[sent].1;
@@ -187,20 +203,6 @@ impl Rig {
     ) {
         let ingress = ingress.unwrap();
         self.input(Input::Datagram { socket, from, ingress, payload });
-    }
-
-    /// Uses an answer, and waits until its refresh.
-    pub(super) fn refresh_by_use(&mut self, n: u16) {
-        let before = self.count(Counter::Refreshes);
-        self.resolve(n);
-        for _ in 0..1000 {
-            if self.count(Counter::Refreshes) > before {
-                return;
-            }
-            let at = self.client.poll_timeout().expect("a refresh is due");
-            self.run(at.since(self.now));
-        }
-        panic!("no refresh");
     }
 
     pub(super) fn count(&self, counter: Counter) -> u64 {
