@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use toml::de::{DeTable, DeValue};
 
-use super::reader::{Source, line_of};
+use super::reader::{RETIRED, Source, line_of};
 
 /// The file that is packaged, with every key and its default.
 pub(super) const DEFAULTS: &str = include_str!("../../../pkg/ibarr.toml");
@@ -39,6 +39,7 @@ pub fn effective(sources: &[Source]) -> Vec<Effective> {
             }
         }
     }
+    last.retain(|(table, key), _| !RETIRED.contains(&(table, key)));
     let mut all = Vec::new();
     for default in values(DEFAULTS, None) {
         let of = (default.table.clone(), default.key.clone());
@@ -123,7 +124,10 @@ mod tests {
         let tables = "[[static-gid]]\nip = \"10.2.0.5\"\ngid = \"fe80::1\"\n\
                       [[static-gid]]\nip = \"10.2.0.6\"\ngid = \"fe80::2\"\n";
         let sources = [
-            source("a", &format!("lease = \"10s\"\n[client]\nsockets = 3\n{tables}")),
+            source(
+                "a",
+                &format!("lease = \"10s\"\n[client]\nsockets = 3\nrefresh-rate = 9\n{tables}"),
+            ),
             source("b", &format!("lease = \"20s\"\n{tables}")),
         ];
         let all = effective(&sources);

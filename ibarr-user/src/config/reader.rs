@@ -52,6 +52,9 @@ impl fmt::Display for Mistake {
     }
 }
 
+/// Table and name of each key that had an effect in an earlier version. Files still have them.
+pub(super) const RETIRED: [(&str, &str); 1] = [("client", "refresh-rate")];
+
 /// Reads `sources` with `read`, which gets the root table. A key of a later file counts more than that of
 /// an earlier one.
 ///
@@ -294,6 +297,9 @@ impl<'a, 'b> Table<'a, 'b> {
 
     fn report_unknown(&mut self) {
         for (key, entries) in std::mem::take(&mut self.rest) {
+            if RETIRED.contains(&(self.path.trim_end_matches('.'), key)) {
+                continue;
+            }
             let near = self.known.iter().find(|known| are_near(known, key));
             let remedy = match near {
                 Some(known) => format!("did you mean {known:?}?"),

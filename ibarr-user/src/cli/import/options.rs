@@ -76,7 +76,7 @@ const FIXED: &[Row] = {
             "addr_timeout",
             ANY,
             Needless,
-            "addresses in use are asked for again, see [client] cache-ttl",
+            "peers are asked for their addresses, see [client] fresh-for",
         ),
         ("route_prot", "sa", Default, ASKED),
         (
