@@ -17,7 +17,8 @@ use super::{Daemon, Exit, ask, print};
 use crate::control::client;
 use crate::control::doctor_messages::{Check, CheckState};
 use crate::control::messages::{
-    Answer, Body, Failure, Lookup, PathAnswer, PathRequest, PortStatus, Request, Status, Text,
+    Answer, AnswerSource, Body, Failure, Lookup, PathAnswer, PathRequest, PortStatus, Request,
+    Status, Text,
 };
 use crate::transport::ports::Dirs;
 
@@ -64,14 +65,18 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
         Peer::Gid(gid) => Text(gid),
         Peer::Ip(target) => {
             report.add(peer::route(target, peer::look_up(target), &dirs.sys));
-            let answer = match resolve(daemon, target) {
+            let answer = match resolve(daemon, target, Lookup::Any) {
                 Ok(answer) => answer,
                 Err(failure) => return report.add(Check::skipped("peer", failure.message)),
             };
             report.add(peer::gid(&answer));
             match answer.gid {
                 Some(gid) => {
-                    let mismatch = Neighbours::read().contradict(target.into(), gid.0);
+                    // What the peer said last, if this is what the entry says.
+                    let is_entry = answer.source == Some(AnswerSource::Neighbour);
+                    let said = is_entry.then(|| resolve(daemon, target, Lookup::Memory));
+                    let said = said.and_then(|answer| answer.ok()?.gid).unwrap_or(gid);
+                    let mismatch = Neighbours::read().contradict(target.into(), said.0);
                     report.add(peer::neighbour(target, mismatch));
                     gid
                 }
@@ -92,8 +97,8 @@ fn status(daemon: &Daemon) -> Result<Status, Failure> {
     }
 }
 
-fn resolve(daemon: &Daemon, target: std::net::IpAddr) -> Result<Answer, Failure> {
-    let (addresses, lookup) = (vec![Text(target.into())], Lookup::Any);
+fn resolve(daemon: &Daemon, target: std::net::IpAddr, lookup: Lookup) -> Result<Answer, Failure> {
+    let addresses = vec![Text(target.into())];
     let request = Request::Resolve { addresses, timeout_ms: None, lookup, each: false };
     match client::ask(&daemon.run_dir, &request, daemon.patience) {
         Ok(Body::Answers { mut answers }) if answers.len() == 1 => Ok(answers.remove(0)),
