@@ -20,8 +20,8 @@ use rand_core::SeedableRng as _;
 use crate::script::Script;
 
 /// The ip2gid client under any history, which `script` encodes. It answers each request once and by its
-/// deadline, never answers a cancelled one, believes only replies to its queries, keeps its bounds, and
-/// its timers go forward.
+/// deadline, never answers a cancelled one, believes only replies to its queries, gives no old answer
+/// unless the peer refuses, keeps its bounds, and its timers go forward.
 ///
 /// # Panics
 /// The claim does not hold for `script`.
@@ -49,7 +49,6 @@ fn settings() -> Settings {
         max_hops: few(4),
         cache_ttl: Duration::from_secs(4),
         max_cached: few(5),
-        refresh_rate: 2,
         ..Settings::default()
     }
 }
@@ -69,10 +68,12 @@ struct World {
     /// Questions whose neighbour entry is being looked up.
     unmet: Vec<Question>,
     sent: Vec<(SocketId, Query)>,
-    /// GIDs of replies that came to the socket of a query, with its msg_id.
-    told: BTreeSet<(IpAddr, Gid)>,
+    /// GIDs of replies that came to the socket of a query, with its msg_id; and when they last came.
+    told: BTreeMap<(IpAddr, Gid), Instant>,
     /// Targets whose queries were refused by ICMP with the whole query.
     refused: BTreeSet<IpAddr>,
+    /// The target that this input may be the refusal of.
+    refusing: Option<IpAddr>,
 }
 
 impl World {
@@ -90,8 +91,9 @@ impl World {
             unrouted: Vec::new(),
             unmet: Vec::new(),
             sent: Vec::new(),
-            told: BTreeSet::new(),
+            told: BTreeMap::new(),
             refused: BTreeSet::new(),
+            refusing: None,
         }
     }
 
@@ -130,8 +132,11 @@ impl World {
         let asked_at = if self.requests.is_multiple_of(3) { Instant::BOOT } else { self.now };
         self.waiting.insert(id, deadline);
         self.asked.insert(id, question);
-        let heeds_hints = number.is_multiple_of(2);
-        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_hints });
+        self.input(if is_fresh(number) {
+            Input::ResolveFresh { id, question, deadline }
+        } else {
+            Input::Resolve { id, question, asked_at, deadline, heeds_hints: heeds_hints(number) }
+        });
     }
 
     fn cancel(&mut self, script: &mut Script<'_>) {
@@ -165,8 +170,11 @@ impl World {
             0..64 => None,
             n => Gid::new([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 0, 2, n]),
         };
-        self.told.extend(gid.map(|gid| (question.target(), gid)));
+        let target = question.target();
+        self.told.extend(gid.map(|gid| ((target, gid), self.now)));
+        self.refusing = Some(target).filter(|target| self.refused.contains(target));
         self.input(Input::Neighbour { question, gid });
+        self.refusing = None;
     }
 
     /// A reply to a sent query; now and then to the wrong socket or from a wrong port.
@@ -196,7 +204,7 @@ impl World {
         if let Ok(Reply { msg_id, gid: Some(gid), .. }) = Reply::parse(payload) {
             for (sent_from, query) in &self.sent {
                 if *sent_from == socket && query.msg_id() == msg_id {
-                    self.told.insert((query.target(), gid));
+                    self.told.insert((query.target(), gid), self.now);
                 }
             }
         }
@@ -222,8 +230,10 @@ impl World {
             && self.sent.contains(&(of, query))
         {
             self.refused.insert(query.target());
+            self.refusing = Some(query.target());
         }
         self.input(Input::Refused { socket: of, to, quoted: &quoted });
+        self.refusing = None;
     }
 
     fn pass(&mut self, time: Duration) {
@@ -308,23 +318,28 @@ impl World {
 
     fn answered(&mut self, id: RequestId, outcome: Outcome) {
         assert!(self.waiting.remove(&id).is_some(), "{id:?} is not waiting: {outcome:?}");
+        let RequestId::User(UserRequest::Control(number)) = id else {
+            panic!("{id:?} is the kernel's")
+        };
+        let target = self.asked[&id].target();
         if outcome == Outcome::Refused {
-            let RequestId::User(UserRequest::Control(number)) = id else {
-                panic!("{id:?} is the kernel's")
-            };
-            assert!(number.is_multiple_of(2), "{number} ignores refusals");
-            assert!(self.refused.contains(&self.asked[&id].target()), "no query was refused");
+            assert!(heeds_hints(number), "{number} ignores refusals");
+            assert!(self.refused.contains(&target), "no query was refused");
         }
-        if let Outcome::Found { gid, source, expires_at } = outcome {
-            assert!(self.told.contains(&(self.asked[&id].target(), gid)), "no reply had {gid}");
-            assert!(expires_at > self.now || source == Source::Peer);
-            let RequestId::User(UserRequest::Control(number)) = id else {
-                panic!("{id:?} is the kernel's")
-            };
-            assert!(
-                source != Source::Neighbour || number.is_multiple_of(2),
-                "{number} ignores hints"
-            );
+        if let Outcome::Found { gid, source } = outcome {
+            let told_at = self.told.get(&(target, gid)).expect("a reply had this GID");
+            let age = self.now.since(*told_at);
+            let Settings { fresh_for, cache_ttl, .. } = self.settings;
+            match source {
+                Source::Peer => {}
+                Source::Neighbour => assert!(heeds_hints(number), "{number} ignores hints"),
+                Source::Cache if is_fresh(number) => panic!("{number} is answered from memory"),
+                Source::Cache if age < fresh_for => {}
+                Source::Cache => {
+                    assert_eq!(self.refusing, Some(target), "an answer of {age:?} is too old");
+                    assert!(age < cache_ttl, "an answer of {age:?} was forgotten");
+                }
+            }
         }
     }
 
@@ -342,6 +357,16 @@ impl World {
         }
         panic!("ten thousand timers in ten minutes without a request");
     }
+}
+
+/// Whether a request ends on a hint.
+fn heeds_hints(number: u64) -> bool {
+    number.is_multiple_of(2) || is_fresh(number)
+}
+
+/// Whether a request wants the peer's own word.
+fn is_fresh(number: u64) -> bool {
+    number % 5 == 4
 }
 
 fn question(script: &mut Script<'_>) -> Option<Question> {
