@@ -44,7 +44,7 @@ pub(super) fn show(
     let stopped = Stopped::new(Pid::from_raw(pid))?;
     for ip in owner.addresses {
         interrupt.check()?;
-        let (answer, crossings) = ask(lab, router, asker, ip)?;
+        let (answer, crossings) = ask(lab, router, asker, &[&ip.to_string()])?;
         let gid = check(&answer, asker, owner, ip, &crossings)?;
         writeln!(out, "\n{} asks: which GID has {ip}?", asker.name)?;
         writeln!(out, "  {gid}, from the kernel of {} in {:.3} ms:\n", owner.name, answer.ms)?;

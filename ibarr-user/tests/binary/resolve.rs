@@ -245,7 +245,7 @@ fn verify_names_what_contradicts_a_remembered_answer() {
     }
     let (dir, peers) = (TempDir::new("resolve-verify"), Peers::new());
     let port = Port::new(&dir);
-    let daemon = Daemon::start(&dir, &peers.config());
+    let daemon = Daemon::start(&dir, &format!("{}[client]\nfresh-for = \"5s\"\n", peers.config()));
     daemon.until(has_sa);
     peers.set("10.9.0.2", Some(LOCAL));
     let verify = || daemon.ask(&["resolve", "10.9.0.2", "--verify", "--timeout", "30s"]);

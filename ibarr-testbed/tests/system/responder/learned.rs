@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The next daemon knows the answers of peers that the one before it has learned.
+//! The next daemon knows what peers have said to the one before it, and asks them nevertheless.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::rig::*;
 
 #[test]
-fn daemon_does_not_ask_peers_for_inherited_answers() {
+fn inherited_answers_are_listed_and_peers_are_asked() {
     let peers = ["10.7.0.2", "10.7.0.3", "fd00:7::2"];
     let mut rig = Rig::new();
     ip(&format!("-netns {PEER} address add 10.7.0.3/24 dev eth0"));
@@ -28,8 +28,8 @@ fn daemon_does_not_ask_peers_for_inherited_answers() {
         answer(peer, &asked);
     }
     rig.start("");
-    let resolve = |rig: &Rig, source: &str| {
-        let said = rig.asked(&format!("resolve {}", peers.join(" ")));
+    let resolve = |rig: &Rig, how: &str, source: &str| {
+        let said = rig.asked(&format!("resolve {how} {}", peers.join(" ")));
         for answer in said["answers"].as_array().unwrap() {
             assert_eq!(
                 (&answer["gid"], &answer["source"]),
@@ -38,7 +38,7 @@ fn daemon_does_not_ask_peers_for_inherited_answers() {
             );
         }
     };
-    resolve(&rig, "peer");
+    resolve(&rig, "", "peer");
     assert_eq!(asked.load(Ordering::Relaxed), 3);
     let learned = |rig: &Rig| {
         let kernel = rig.asked(&format!("cache --kernel --bpf-dir {}", rig.bpf_dir().display()));
@@ -56,10 +56,10 @@ fn daemon_does_not_ask_peers_for_inherited_answers() {
     assert_eq!(dump.as_array().unwrap().len(), 3);
     assert!(dump[0]["formatted"]["value"]["expires_at"].is_u64(), "{dump}");
 
-    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+    for (signal, queries) in [(Signal::SIGKILL, 6), (Signal::SIGTERM, 9)] {
         rig.end(signal);
         rig.restart();
-        resolve(&rig, "cache");
+        resolve(&rig, "--cached", "cache");
         assert_eq!(rig.asked("counters")["counters"]["ip2gid.client.queries"], 0);
         assert_eq!(rig.asked("counters")["counters"]["ip2gid.client.restored"], 3);
         assert_eq!(
@@ -67,15 +67,16 @@ fn daemon_does_not_ask_peers_for_inherited_answers() {
             expected,
             "the map is unchanged"
         );
+        resolve(&rig, "", "peer");
+        assert_eq!(asked.load(Ordering::Relaxed), queries);
     }
-    assert_eq!(asked.load(Ordering::Relaxed), 3);
     // Forgotten answers are not there for the next daemon either.
     rig.asked("cache --flush");
     rig.eventually("it is out of the map", || learned(&rig).is_empty());
     rig.end(Signal::SIGKILL);
     rig.restart();
-    resolve(&rig, "peer");
-    assert_eq!(asked.load(Ordering::Relaxed), 6);
+    resolve(&rig, "", "peer");
+    assert_eq!(asked.load(Ordering::Relaxed), 12);
 }
 
 /// More answers than a daemon takes over, or writes, in one turn.
@@ -103,7 +104,7 @@ fn all_that_a_daemon_has_learned_is_taken_over() {
     rig.restart();
     let count = |name: &str| rig.asked("counters")["counters"][name].as_u64().unwrap();
     assert_eq!(count("ip2gid.client.restored"), LEARNED);
-    let last = rig.asked("resolve 10.9.11.184")["answers"][0].clone();
+    let last = rig.asked("resolve --cached 10.9.11.184")["answers"][0].clone();
     assert_eq!((&last["gid"], &last["source"]), (&GID.into(), &"cache".into()));
     rig.eventually("the map is as the cache", || learned.keys().count() as u64 == LEARNED);
     rig.asked("cache --flush");
