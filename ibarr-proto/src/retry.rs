@@ -139,6 +139,15 @@ impl Repair {
         }
         due
     }
+
+    /// Like [`due`](Self::due), for a caller that makes it at that time and does not ask again before.
+    pub fn schedule(&mut self, now: Instant) -> Instant {
+        let due = self.due(now).max(now);
+        if due > now {
+            self.due(due);
+        }
+        due
+    }
 }
 
 /// A part of `duration`: `luck` as a fraction of its range.

@@ -196,6 +196,8 @@ causes! {
     LeaseEnded = "lease-ended",
     /// No program is attached to an interface.
     NotAttached = "not-attached",
+    /// Another program had removed programs or pins of ours.
+    ProgramsRemoved = "programs-removed",
     /// Maps of the programs could not be written.
     MapFaults = "map-faults",
     /// Queries of peers over one version of IP are not received.

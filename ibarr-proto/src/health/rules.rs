@@ -493,6 +493,11 @@ pub(super) fn counted(cause: Cause, count: u64) -> Finding {
             "paths were forgotten to make room",
             "raise max-cached below [paths]",
         ),
+        Cause::ProgramsRemoved => (
+            Subsystem::Responder,
+            "another program removed programs or pins of ibarr, which has made them again or says why not",
+            "find that program (bpftool net, tc filter show, findmnt) and have it spare them",
+        ),
         Cause::FilesRemoved => (
             Subsystem::Control,
             "another program removed sockets or directories of the daemon, which has made them again",

@@ -135,6 +135,7 @@ fn faults() -> Vec<(Facts, &'static str)> {
         ),
         (Facts { group_unknown: some(), ..f() }, "control: group-unknown: degraded"),
         (Facts { control_closed: some(), ..f() }, "control: control-closed: degraded"),
+        (counted(Cause::ProgramsRemoved), "responder: programs-removed: degraded"),
         (counted(Cause::FilesRemoved), "control: files-removed: degraded"),
         (Facts { log_lost: 3, ..f() }, "control: log-lost: degraded"),
         (Facts { metrics_closed: some(), ..f() }, "control: metrics-closed: degraded"),

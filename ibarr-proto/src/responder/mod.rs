@@ -20,7 +20,7 @@ use ibarr_common::{IfIndex, Instant};
 pub use self::maps::{AllowKey, Fault, Held, MapUpdate, Maps, RouteKey};
 pub use self::work::{Attacher, Done, Hook, Work};
 
-use self::work::{Now, Outcome, Wanted, Wish};
+use self::work::{Outcome, Wanted, Wish};
 use crate::counters::Counters;
 use crate::ip2gid::{Prefixes, client};
 use crate::local_view::neighbours;
@@ -28,6 +28,7 @@ use crate::local_view::routing::WayBack;
 use crate::local_view::{
     Event as Fact, InterfaceName, LinkHeader, LocalView, Owned, Pattern, Served,
 };
+use crate::retry::Repair;
 
 /// The administrator's settings.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -188,6 +189,9 @@ struct Slot {
     served: Served,
     state: State,
     wish: Wish,
+    repair: Repair,
+    /// When a program that others have removed is attached again.
+    repair_at: Option<Instant>,
 }
 
 /// The pending work on programs.
@@ -213,6 +217,10 @@ pub enum State {
 
 /// The reason given where no program is wanted.
 pub const BY_DECISION: &str = "responder = \"user\"";
+
+/// The reason given during the pauses of a [`Repair`].
+const AGAIN: &str =
+    "another program removes ours again and again; it is attached again after a while";
 
 /// How long to wait before a failure is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -274,6 +282,7 @@ impl Responder {
     /// Call it when all events of the view were handled. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant, view: &LocalView, maps: &mut impl Maps) {
         let Some(confirmed_at) = view.confirmed_at() else { return };
+        self.repair(now);
         // Check every few seconds, and after link events: a link can be detached, and an interface
         // can be replaced under the same index before we hear of its removal.
         if self.looked_after.replace(confirmed_at) != Some(confirmed_at) {
@@ -311,7 +320,7 @@ impl Responder {
             return Some(Work::default());
         }
         let mut work = Work::default();
-        for slot in self.interfaces.values_mut() {
+        for slot in self.interfaces.values_mut().filter(|slot| slot.repair_at.is_none()) {
             let hooks = self.settings.mode_on(&slot.served).hooks(slot.served.header);
             if hooks.is_empty() {
                 slot.state = State::Failed(BY_DECISION.to_owned());
@@ -341,12 +350,13 @@ impl Responder {
         for (ifindex, wish, outcome) in done.interfaces {
             match self.interfaces.get_mut(&ifindex) {
                 Some(slot) if slot.wish == wish => {
-                    note(slot, outcome, &mut self.counters, &mut self.events);
+                    note(now, slot, outcome, &mut self.counters, &mut self.events);
                 }
                 // The wish has changed meanwhile, so there is new work.
                 _ => {}
             }
         }
+        self.repair(now);
         if let Err(fault) = done.settled {
             self.events.push_back(Event::NotSettled(fault));
             self.due = self.due.map(|due| due.min(now + RETRY));
@@ -360,7 +370,7 @@ impl Responder {
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.due
+        self.interfaces.values().filter_map(|slot| slot.repair_at).chain(self.due).min()
     }
 
     /// The next event. Take all of them after each call.
@@ -501,7 +511,8 @@ impl Responder {
     fn serve(&mut self, served: &Served) {
         let slot = self.interfaces.entry(served.ifindex).or_insert_with(|| {
             self.wish.0 += 1;
-            Slot { served: *served, state: State::Pending, wish: self.wish }
+            let (repair, repair_at) = (Repair::default(), None);
+            Slot { served: *served, state: State::Pending, wish: self.wish, repair, repair_at }
         });
         if (slot.served.name, slot.served.altnames) != (served.name, served.altnames) {
             // The choice of hooks may depend on the settings.
@@ -511,8 +522,18 @@ impl Responder {
         slot.served = *served;
     }
 
+    /// Has programs attached again whose pause is over.
+    fn repair(&mut self, now: Instant) {
+        for slot in self.interfaces.values_mut() {
+            if slot.repair_at.take_if(|at| *at <= now).is_some() {
+                self.need = Need::All;
+            }
+        }
+    }
+
     fn want_all_anew(&mut self) {
         for slot in self.interfaces.values_mut() {
+            slot.repair_at = None;
             self.wish.0 += 1;
             (slot.state, slot.wish) = (State::Pending, self.wish);
         }
@@ -522,24 +543,28 @@ impl Responder {
 
 /// Notes the outcome for one interface.
 fn note(
+    now: Instant,
     slot: &mut Slot,
     outcome: Outcome,
     counters: &mut Counters<Counter>,
     events: &mut VecDeque<Event>,
 ) {
     let interface = slot.served.name;
-    if outcome.lost {
-        counters.count(Counter::Lost);
-        events.push_back(Event::Lost(interface));
-    }
-    match outcome.now {
-        Now::Kept => {}
-        Now::Attached(hook) => {
+    match outcome {
+        Outcome::Kept => {}
+        Outcome::Lost => {
+            counters.count(Counter::Lost);
+            events.push_back(Event::Lost(interface));
+            let due = slot.repair.schedule(now);
+            slot.repair_at = Some(due);
+            slot.state = if due > now { State::Failed(AGAIN.to_owned()) } else { State::Pending };
+        }
+        Outcome::Attached(hook) => {
             counters.count(Counter::Attached);
             events.push_back(Event::Attached(interface, hook));
             slot.state = State::Attached(hook);
         }
-        Now::Failed(reason) => {
+        Outcome::Failed(reason) => {
             let failed = State::Failed(reason.clone());
             if slot.state != failed {
                 counters.count(Counter::NotAttached);

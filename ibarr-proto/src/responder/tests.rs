@@ -249,6 +249,25 @@ fn lost_program_is_attached_after_the_next_dump() {
 }
 
 #[test]
+fn program_that_others_remove_again_and_again_is_attached_after_growing_pauses() {
+    let mut story = Story::running();
+    story.kernel().log.clear();
+    let mut at = Vec::new();
+    for second in 1..=200 {
+        story.kernel().attached.clear();
+        let now = T0 + Duration::from_secs(second);
+        story.dump_at(now).turn(now);
+        if std::mem::take(&mut story.kernel().log).iter().any(|log| log == "attach 1 tcx") {
+            at.push(second);
+        } else {
+            let State::Failed(reason) = story.responder.state(index(1)).unwrap() else { panic!() };
+            assert!(reason.contains("another program removes ours again and again"), "{reason}");
+        }
+    }
+    assert_eq!(at, [1, 3, 7, 15, 31, 63, 123, 183]);
+}
+
+#[test]
 fn other_variant_takes_the_place_of_an_attached_program_at_once() {
     let mut story = Story::running();
     story.kernel().log.clear();

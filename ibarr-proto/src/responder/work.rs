@@ -111,17 +111,11 @@ pub struct Done {
 
 /// The outcome for one interface.
 #[derive(Clone, Debug)]
-pub(super) struct Outcome {
-    /// Another process had removed our program.
-    pub(super) lost: bool,
-    pub(super) now: Now,
-}
-
-/// The state of an interface after the work.
-#[derive(Clone, Debug)]
-pub(super) enum Now {
+pub(super) enum Outcome {
     /// Unchanged.
     Kept,
+    /// Another process has removed our program.
+    Lost,
     /// A program was attached, or has replaced an older one.
     Attached(Hook),
     /// No program is attached, for this reason.
@@ -143,10 +137,10 @@ impl Work {
         for wanted in self.wanted {
             let ifindex = wanted.served.ifindex;
             let outcome = wanted.attach(attacher);
-            let hook = match outcome.now {
-                Now::Kept => wanted.attached,
-                Now::Attached(hook) => Some(hook),
-                Now::Failed(_) => None,
+            let hook = match outcome {
+                Outcome::Kept => wanted.attached,
+                Outcome::Attached(hook) => Some(hook),
+                Outcome::Lost | Outcome::Failed(_) => None,
             };
             keep.extend(hook.map(|hook| (ifindex, hook)));
             interfaces.push((ifindex, wanted.wish, outcome));
@@ -158,21 +152,22 @@ impl Work {
 
 impl Wanted {
     fn attach(&self, attacher: &mut impl Attacher) -> Outcome {
-        let lost = match self.attached {
+        match self.attached {
             Some(hook) if attacher.is_attached(self.served.ifindex, hook) => {
                 attacher.renew(&self.served, hook);
-                return Outcome { lost: false, now: Now::Kept };
+                return Outcome::Kept;
             }
-            before => before.is_some(),
-        };
+            Some(_) => return Outcome::Lost,
+            None => {}
+        }
         let mut reasons = Vec::new();
         for &hook in self.hooks {
             match attacher.attach(&self.served, hook) {
-                Ok(()) => return Outcome { lost, now: Now::Attached(hook) },
+                Ok(()) => return Outcome::Attached(hook),
                 Err(error) => reasons.push(error.0),
             }
         }
-        Outcome { lost, now: Now::Failed(reasons.join("; ")) }
+        Outcome::Failed(reasons.join("; "))
     }
 }
 

@@ -109,6 +109,14 @@ impl Directory {
         }))
     }
 
+    /// Device and inode of an entry, here or in a directory below; `.` is this directory.
+    pub(super) fn identity(&self, name: &str) -> io::Result<Option<(u64, u64)>> {
+        match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Err(Errno::ENOENT) => Ok(None),
+            found => Ok(found.map(|found| Some((found.st_dev, found.st_ino)))?),
+        }
+    }
+
     /// Makes a directory with mode 0700; `false` if the name exists already.
     pub(super) fn make(&self, name: &str) -> io::Result<bool> {
         match mkdirat(&self.fd, name, Mode::S_IRWXU) {

@@ -269,13 +269,18 @@ fn detach_filter(pins: &Pins, ifindex: IfIndex) -> Result<(), Error> {
 
 fn remove_qdisc(pins: &Pins, ifindex: IfIndex) -> Result<(), Error> {
     if pins.qdiscs()?.contains(&ifindex) {
+        let mut is_used = false;
         unless_gone(ifindex, |_| {
-            if !tc::has_filters(ifindex)? {
+            is_used = tc::has_filters(ifindex)?;
+            if !is_used {
                 tc::remove_clsact(ifindex)?;
             }
             Ok(())
         })?;
-        pins.remove_qdisc(ifindex)?;
+        // One that others use is still ours to remove later.
+        if !is_used {
+            pins.remove_qdisc(ifindex)?;
+        }
     }
     Ok(())
 }

@@ -56,16 +56,20 @@ pub struct Detached {
 /// continues from there.
 pub fn detach(dir: &Path) -> Result<Detached, Error> {
     let Some(pins) = Pins::open_existing(dir)? else { return Ok(Detached::default()) };
-    let hooks = pins.hooks()?;
-    let has_filters = hooks.iter().any(|(_, hook)| *hook == Hook::Clsact);
+    let has_filters = pins.hooks()?.iter().any(|(_, hook)| *hook == Hook::Clsact);
     if has_filters && pins.is_elsewhere(&pins::namespace()?)? {
         return Err(Error::Elsewhere(dir.to_owned()));
     }
-    for (ifindex, hook) in hooks {
+    Ok(Detached { was_there: true, left: take_down(pins)? })
+}
+
+/// Detaches all, and removes the pins.
+pub(super) fn take_down(pins: Pins) -> Result<Vec<PathBuf>, Error> {
+    for (ifindex, hook) in pins.hooks()? {
         hooks::detach(&pins, ifindex, hook)?;
     }
     for ifindex in pins.qdiscs()? {
         hooks::detach_qdisc(&pins, ifindex)?;
     }
-    Ok(Detached { was_there: true, left: pins.remove()? })
+    Ok(pins.remove()?)
 }

@@ -31,13 +31,14 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::mpsc as sync;
 use std::time::Duration;
 
-use ibarr_common::map::{ABI_VERSION, Program, Reason, ResponderCfg};
+use ibarr_common::map::{Program, Reason, ResponderCfg};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters::Counters;
 use ibarr_proto::ip2gid::client::{Cached, Learned};
 use ibarr_proto::ip2gid::{Prefixes, Question};
 use ibarr_proto::local_view::{Event as Fact, LocalView};
 use ibarr_proto::responder::{self, BY_DECISION, Event, Fault, MapUpdate, Maps as _};
+use ibarr_proto::retry::Repair;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
@@ -52,7 +53,6 @@ pub use self::workbench::{Longevity, Options, Progress};
 
 use self::handover::Handover;
 use self::maps::Maps;
-use self::pins::Pins;
 use self::workbench::{Order, Told};
 use crate::causes::chain;
 use crate::logging::ids;
@@ -78,6 +78,9 @@ pub struct Responder {
     open: Option<Open>,
     /// Why the last load failed, so that it is logged once.
     failure: Option<Fault>,
+    /// The programs were loaded once, so it is not the configuration if the pins cannot be used.
+    has_loaded: bool,
+    repair: Repair,
     longevity: Longevity,
     /// How many loads were tried, and how often other variants of the programs were wanted.
     loaded: u32,
@@ -147,6 +150,8 @@ impl Responder {
             state: Programs::Wanted,
             open: None,
             failure: None,
+            has_loaded: false,
+            repair: Repair::default(),
             longevity: Longevity::Lease,
             loaded: 0,
             reporting: Reporting::default(),
@@ -176,6 +181,7 @@ impl Responder {
                     Ok(longevity) => {
                         self.note_longevity(longevity);
                         self.failure = None;
+                        self.has_loaded = true;
                         if is_loading {
                             self.state = Programs::Loaded;
                         }
@@ -193,6 +199,11 @@ impl Responder {
                     open.rules.handle_done(now, done);
                     open.report();
                 }
+            }
+            Told::Lost(error) => {
+                self.loaded += 1;
+                self.counters.count(Counter::Lost);
+                self.not_loaded(now, error);
             }
             Told::Guarded(guarded) => warn_of(guarded),
             Told::Reporting(changed) => {
@@ -356,7 +367,9 @@ impl Responder {
     pub fn why_not(&self) -> Option<&str> {
         match &self.state {
             Programs::Loaded => self.open.as_ref()?.rules.fault(),
-            Programs::Wanted | Programs::Loading => Some(LOADING),
+            Programs::Wanted | Programs::Loading => {
+                Some(self.failure.as_ref().map_or(LOADING, |failure| &failure.0))
+            }
             Programs::Absent(reason, _) => Some(reason),
         }
     }
@@ -443,21 +456,19 @@ impl Responder {
 
     fn not_loaded(&mut self, now: Instant, error: Error) {
         self.close();
-        let retry_at = matches!(error, Error::Pins(pins::Error::Taken(_))).then(|| now + RETRY);
-        // Programs of an earlier daemon answer from these maps. No daemon updates them now, unless
-        // another one has them locked.
-        if let Ok(Some(pins)) = Pins::open_existing(&self.options.dir)
-            && let Ok(maps) = Maps::open(&pins.layout(ABI_VERSION))
-        {
-            end_lease(maps);
-        }
+        let retry_at = match error {
+            Error::Pins(pins::Error::Taken(_)) => Some(now + RETRY),
+            Error::Pins(_) if self.has_loaded => Some(self.repair.schedule(now)),
+            _ => None,
+        };
         let fault = Fault::from(error);
         if self.failure.as_ref() != Some(&fault) {
             self.counters.count(Counter::NotLoaded);
             answers_in_user_space(&fault);
             self.failure = Some(fault.clone());
         }
-        if let Programs::Loading = self.state {
+        // Unless the settings have changed meanwhile.
+        if !matches!(self.state, Programs::Wanted) {
             self.state = Programs::Absent(fault.0, retry_at);
         }
     }

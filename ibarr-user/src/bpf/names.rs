@@ -62,10 +62,18 @@ impl OurLink {
         Some(Self::Hook(ifindex, hook))
     }
 
+    /// The name of the directory that stands for it, if it has one.
+    pub(super) fn note(self) -> Option<String> {
+        match self {
+            Self::Qdisc(ifindex) => Some(qdisc(ifindex)),
+            Self::Hook(ifindex, at) => (at == Hook::Clsact).then(|| hook(ifindex, at)),
+        }
+    }
+
     pub(super) fn kind(self) -> Kind {
         match self {
-            Self::Qdisc(_) | Self::Hook(_, Hook::Clsact) => Kind::Directory,
-            Self::Hook(..) => Kind::Pin,
+            _ if self.note().is_some() => Kind::Directory,
+            _ => Kind::Pin,
         }
     }
 }

@@ -17,7 +17,10 @@
 //! Only the names in this list are ever removed, and only where the mark is. The directory must
 //! belong to the daemon's user, and no other user may write in it; a directory that others could
 //! have made or changed is refused.
+//!
+//! This file is long because one directory has one set of rules for what is in it.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -91,6 +94,11 @@ pub enum Error {
         /// The remedy.
         remedy: &'static str,
     },
+    /// Another program has changed it while this process used it.
+    #[error(
+        "{0}: another program has removed, replaced or covered it; find that program and stop it"
+    )]
+    Changed(PathBuf),
     /// The path does not end in a name.
     #[error("{0}: is not the name of a directory; name one with --bpf-dir")]
     NoName(PathBuf),
@@ -121,6 +129,10 @@ pub(super) struct Pins {
     _lock: File,
     /// Entries that this process has made, to be removed if the programs cannot be loaded.
     made: Vec<String>,
+    /// What the next daemon needs.
+    needed: Vec<(String, Option<(u64, u64)>)>,
+    /// The directories that stand for filters and qdiscs. They are undone even if others have removed the directories.
+    notes: RefCell<BTreeSet<String>>,
 }
 
 impl Pins {
@@ -197,6 +209,42 @@ impl Pins {
         [LINKS, namespace, &names::layout(version)].into_iter().try_for_each(|name| self.make(name))
     }
 
+    /// Notes what [`check`](Self::check) is to find.
+    pub(super) fn note(&mut self, namespace: &str, version: u32) -> Result<(), Error> {
+        let layout = names::layout(version);
+        let maps = map::NAMES.map(|map| format!("{layout}/{map}"));
+        for name in [MARK, LINKS, namespace].map(str::to_owned).into_iter().chain(maps) {
+            let identity = self.directory.identity(&name).map_err(io_error(self.path()))?;
+            self.needed.push((name, identity));
+        }
+        for link in self.links()? {
+            self.notes.borrow_mut().extend(link.note());
+        }
+        Ok(())
+    }
+
+    /// Fails if the next daemon and `ibarr detach` would not find the pins where they look for them.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let identity = |name: &str| self.directory.identity(name).map_err(io_error(self.path()));
+        let there = Place::find(self.path())?.map(|place| place.directory.identity("."));
+        let there = there.transpose().map_err(io_error(self.path()))?;
+        if there != Some(identity(".")?) {
+            return Err(Error::Changed(self.path().to_owned()));
+        }
+        for (name, known) in &self.needed {
+            if identity(name)? != *known {
+                return Err(Error::Changed(self.path().join(name)));
+            }
+        }
+        for note in self.notes.borrow().iter() {
+            let name = format!("{LINKS}/{note}");
+            if identity(&name)?.is_none() {
+                return Err(Error::Changed(self.path().join(name)));
+            }
+        }
+        Ok(())
+    }
+
     fn make(&mut self, name: &str) -> Result<(), Error> {
         if self.directory.make(name).map_err(io_error(&self.path().join(name)))? {
             self.made.push(name.to_owned());
@@ -266,7 +314,9 @@ impl Pins {
 
     fn make_link(&self, name: &str) -> Result<bool, Error> {
         let io_error = io_error(self.path());
-        self.directory.child(LINKS).and_then(|links| links.make(name)).map_err(io_error)
+        let made = self.directory.child(LINKS).and_then(|links| links.make(name));
+        self.notes.borrow_mut().insert(name.to_owned());
+        made.map_err(io_error)
     }
 
     /// The hooks with a link or filter of ours.
@@ -288,7 +338,8 @@ impl Pins {
     }
 
     fn links(&self) -> Result<Vec<OurLink>, Error> {
-        let mut found = Vec::new();
+        let notes = self.notes.borrow();
+        let mut found: Vec<_> = notes.iter().filter_map(|name| OurLink::of(name)).collect();
         let Some(links) = self.open_links()? else { return Ok(found) };
         let io_error = io_error(links.path());
         for name in links.names().map_err(io_error)? {
@@ -319,6 +370,7 @@ impl Pins {
     }
 
     fn remove_link(&self, name: &str) -> Result<(), Error> {
+        self.notes.borrow_mut().remove(name);
         let Some(links) = self.open_links()? else { return Ok(()) };
         let io_error = io_error(links.path());
         match links.kind(name).map_err(io_error)? {
@@ -375,6 +427,11 @@ impl Pins {
     fn remove_directory(&self) -> Result<(), Error> {
         let io_error = io_error(self.path());
         if self.directory.access().map_err(io_error)?.uid != geteuid().as_raw() {
+            return Ok(());
+        }
+        // Another directory may be in its place.
+        let [there, ours] = [self.parent.identity(&self.name), self.directory.identity(".")];
+        if there.map_err(io_error)? != ours.map_err(io_error)? {
             return Ok(());
         }
         match self.parent.remove_empty(&self.name) {
@@ -498,7 +555,15 @@ impl Place {
         let io_error = io_error(directory.path());
         let lock = File::from(directory.try_clone().map_err(io_error)?);
         match lock.try_lock() {
-            Ok(()) => Ok(Pins { parent, name, directory, _lock: lock, made: Vec::new() }),
+            Ok(()) => Ok(Pins {
+                parent,
+                name,
+                directory,
+                _lock: lock,
+                made: Vec::new(),
+                needed: Vec::new(),
+                notes: RefCell::default(),
+            }),
             Err(TryLockError::WouldBlock) => Err(Error::Taken(directory.path().to_owned())),
             Err(TryLockError::Error(error)) => Err(io_error(error)),
         }

@@ -21,12 +21,12 @@ use tracing::{debug, info, warn};
 
 use super::error::Error;
 use super::learned::{Element, Mirror};
-use super::left::detach;
+use super::left::{detach, take_down};
 use super::maps::Maps;
 use super::packets::{Packets, Reader, Sink};
 use super::pins::{self, Pins};
 use super::programs::Programs;
-use super::{hooks, map as pinned};
+use super::{end_lease, hooks, map as pinned, warn_of};
 use crate::regular_file::{self, Link};
 use crate::sys::udp_options::refuse_from_itself;
 
@@ -72,6 +72,8 @@ pub(super) enum Told {
     Opened(Result<Longevity, Error>),
     Closed(Result<(), Error>),
     Arranged(Done),
+    /// Others have changed the pins, so all was taken down.
+    Lost(Error),
     Guarded(Result<(), Error>),
     Read(Result<Vec<Element>, pinned::Error>),
     Reporting(Result<(), Error>),
@@ -127,6 +129,14 @@ fn carry_out(
                 // A failure means that the engine is gone, and the process ends soon.
                 let _ = tell.blocking_send(Progress(Told::Maps(maps, learned)));
             });
+            // Programs of an earlier daemon answer from these maps. No daemon updates them now, unless
+            // another one has them locked.
+            if opened.is_err()
+                && let Ok(Some(pins)) = Pins::open_existing(&options.dir)
+                && let Ok(maps) = Maps::open(&pins.layout(map::ABI_VERSION))
+            {
+                end_lease(maps);
+            }
             Told::Opened(opened.map(|opened| {
                 let longevity = match opened.pins.outlive_us() {
                     Some(false) => Longevity::Namespace,
@@ -140,10 +150,19 @@ fn carry_out(
             *workbench = None;
             Told::Closed(detach(&dir).map(drop))
         }
-        Order::Arrange(work) => Told::Arranged(match workbench {
-            Some(workbench) => work.run(workbench),
-            None => Done::nothing(),
-        }),
+        Order::Arrange(work) => {
+            match workbench.take_if(|workbench| workbench.pins.check().is_err()) {
+                Some(Workbench { pins, .. }) => {
+                    let changed = pins.check().map_err(Error::from);
+                    // A program that nothing finds is not left behind.
+                    warn_of(take_down(pins).map(drop));
+                    changed.err().map_or_else(|| Told::Arranged(Done::nothing()), Told::Lost)
+                }
+                None => {
+                    Told::Arranged(workbench.as_mut().map_or_else(Done::nothing, |it| work.run(it)))
+                }
+            }
+        }
         Order::Guard(socket) => Told::Guarded(if let Some(workbench) = workbench {
             workbench.wanted().guard(socket.as_fd())
         } else {
@@ -216,7 +235,8 @@ impl Workbench {
                 programs.verify()?;
                 Ok(programs)
             });
-        match loaded {
+        let noted = |programs| Ok(pins.note(&namespace, map::ABI_VERSION).map(|()| programs)?);
+        match loaded.and_then(noted) {
             Ok(programs) => Ok(Self {
                 programs,
                 reporting: None,

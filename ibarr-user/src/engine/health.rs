@@ -155,6 +155,10 @@ impl Engine {
                     transport::Counter::ControlNoDescriptor,
                 ],
             ),
+            Counted {
+                cause: Cause::ProgramsRemoved,
+                count: self.responder.counters().get(bpf::Counter::Lost),
+            },
             of(Cause::FilesRemoved, &[transport::Counter::FileMadeAgain]),
             of(Cause::QueriesForbidden, &[transport::Counter::QueryForbidden]),
             of(Cause::QueriesUnroutable, &[transport::Counter::QueryNoRoute]),

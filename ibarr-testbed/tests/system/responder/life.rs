@@ -303,6 +303,7 @@ fn program_that_is_removed_is_attached_again() {
         rig.eventually("the daemon notices the loss", || {
             rig.asked("counters")["counters"]["responder.lost"] == 1
         });
+        rig.eventually("it is attached again", || rig.status_of("eth0")["responder"] == hook);
         let before = rig.answered_in_kernel();
         socket(V4).ask_all(20);
         assert_eq!(rig.answered_in_kernel(), before + 20);
@@ -328,6 +329,7 @@ fn link_that_is_detached_is_attached_again() {
             rig.asked("counters")["counters"]["responder.lost"] == 1
         });
         assert!(rig.log().contains("the program is not attached any more"), "{}", rig.log());
+        rig.eventually("it is attached again", || rig.status_of("eth0")["responder"] == hook);
         let before = rig.count(program, Reason::Answered);
         socket(V4).ask_all(20);
         assert_eq!(rig.count(program, Reason::Answered), before + 20);
@@ -493,7 +495,7 @@ fn guard_drops_what_the_daemon_would_drop() {
 }
 
 /// Everything that ibarr could leave in the node's namespace and on the bpffs.
-fn traces(rig: &Rig) -> String {
+pub(super) fn traces(rig: &Rig) -> String {
     let mut traces = tool("tc", &format!("-netns {NODE} qdisc show"));
     let qdiscs = tool("tc", &format!("-netns {NODE} -json qdisc show dev eth0"));
     if qdiscs.contains("clsact") {

@@ -7,6 +7,7 @@ mod beside;
 pub(crate) mod learned;
 mod lease;
 mod life;
+mod others;
 mod pins;
 mod report;
 pub(crate) mod rig;

@@ -116,8 +116,12 @@ impl Rig {
         self.daemon.take().unwrap().wait().unwrap();
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.daemon.as_ref().expect("a daemon").id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = self.daemon.as_ref().expect("a daemon").id();
+        let pid = self.pid();
         kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
         if signal == Signal::SIGSTOP {
             let is_stopped = || {
