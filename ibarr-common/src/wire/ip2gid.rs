@@ -353,7 +353,7 @@ fn parse(payload: &[u8]) -> Result<(&HeaderWire, Version, Option<Tlv>), Error> {
     }
     let mut known = None;
     for _ in 0..header.num_tlvs.get() {
-        let (tlv, value) = TlvWire::ref_from_prefix(rest).map_err(|_| Error::Truncated)?;
+        let (tlv, value) = TlvWire::read_from_prefix(rest).map_err(|_| Error::Truncated)?;
         let found = match tlv.kind.get() {
             TLV_IPV4 => Some(Tlv::Ipv4(exact_value(tlv, value)?)),
             TLV_IPV6 => Some(Tlv::Ipv6(exact_value(tlv, value)?)),
@@ -372,7 +372,7 @@ fn parse(payload: &[u8]) -> Result<(&HeaderWire, Version, Option<Tlv>), Error> {
 }
 
 /// The value of a TLV, whose type requires `N` bytes.
-fn exact_value<const N: usize>(tlv: &TlvWire, value: &[u8]) -> Result<[u8; N], Error> {
+fn exact_value<const N: usize>(tlv: TlvWire, value: &[u8]) -> Result<[u8; N], Error> {
     if tlv.length != tlv_length::<N>() {
         return Err(Error::TlvLength);
     }

@@ -20,7 +20,8 @@ const FAR: [(&str, &str, &str); 2] =
 fn far() -> Rig {
     let rig = Rig::new();
     for (target, ..) in FAR {
-        ip(&format!("-netns {PEER} address add {target} dev lo"));
+        let nodad = if target.contains(':') { "nodad" } else { "" };
+        ip(&format!("-netns {PEER} address add {target} dev lo {nodad}"));
         answer(target, &Arc::default());
     }
     rig
@@ -71,7 +72,7 @@ fn cause(rig: &Rig, cause: &str) -> String {
         let status = rig.asked("status");
         let health = status["status"]["health"].as_array().unwrap().clone();
         let mut reasons =
-            health.into_iter().flat_map(|of| of["reasons"].as_array().unwrap().clone());
+            health.into_iter().flat_map(|of| of["reasons"].as_array().cloned().unwrap_or_default());
         reasons.find(|reason| reason["cause"] == cause).map(|reason| reason.to_string())
     };
     rig.eventually(cause, || reason().is_some());

@@ -33,7 +33,8 @@ fn node_in_a_vrf_asks_peers_by_its_interface() {
     let mut rig = Rig::new();
     let peers = [("10.99.0.1", "10.7.0.2"), ("fd00:99::1", "fd00:7::2")];
     for (target, _) in peers {
-        ip(&format!("-netns {PEER} address add {target} dev lo"));
+        let nodad = if target.contains(':') { "nodad" } else { "" };
+        ip(&format!("-netns {PEER} address add {target} dev lo {nodad}"));
         answer(target, &Arc::default());
     }
     if !enslave(NODE) {

@@ -58,7 +58,7 @@ impl fmt::Display for SocketId {
 /// The sockets of each domain, and the flights that wait to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Outlets {
-    outlets: BTreeMap<Domain, Outlet>,
+    by_domain: BTreeMap<Domain, Outlet>,
     /// No socket of a domain that is gone had a later generation.
     generation: u32,
     /// Number of positions given so far.
@@ -74,20 +74,20 @@ pub(super) struct Outlet {
 
 impl Outlets {
     pub(super) fn of(&mut self, domain: Domain) -> Option<&mut Outlet> {
-        self.outlets.get_mut(&domain)
+        self.by_domain.get_mut(&domain)
     }
 
     pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
-        self.outlets.values().map(|outlet| &outlet.pool)
+        self.by_domain.values().map(|outlet| &outlet.pool)
     }
 
     pub(super) fn pools_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
-        self.outlets.values_mut().map(|outlet| &mut outlet.pool)
+        self.by_domain.values_mut().map(|outlet| &mut outlet.pool)
     }
 
     #[cfg(test)]
     pub(super) fn ready(&self) -> usize {
-        self.outlets.values().map(|outlet| outlet.ready.len()).sum()
+        self.by_domain.values().map(|outlet| outlet.ready.len()).sum()
     }
 
     /// The outlet of the flight's way, with the flight; `None` if there are too many domains.
@@ -98,14 +98,14 @@ impl Outlets {
         flight: &mut Flight,
     ) -> Option<&mut Outlet> {
         let domain = flight.domain();
-        if !self.outlets.contains_key(&domain) && self.outlets.len() >= MAX_DOMAINS {
-            let idle = self.outlets.iter().find(|(_, outlet)| outlet.is_idle());
+        if !self.by_domain.contains_key(&domain) && self.by_domain.len() >= MAX_DOMAINS {
+            let idle = self.by_domain.iter().find(|(_, outlet)| outlet.is_idle());
             let idle = *idle?.0;
-            let gone = self.outlets.remove(&idle)?;
+            let gone = self.by_domain.remove(&idle)?;
             let latest = gone.pool.slots.iter().map(|slot| slot.generation).max();
             self.generation = self.generation.max(latest.unwrap_or_default());
         }
-        let outlet = self.outlets.entry(domain).or_insert_with(|| Outlet {
+        let outlet = self.by_domain.entry(domain).or_insert_with(|| Outlet {
             pool: Pool::new(domain, self.generation, settings),
             ready: BTreeMap::new(),
         });
@@ -119,7 +119,7 @@ impl Outlets {
 
     pub(super) fn dequeue(&mut self, flight: &mut Flight) {
         if let Some(place) = flight.ready.take()
-            && let Some(outlet) = self.outlets.get_mut(&flight.domain())
+            && let Some(outlet) = self.by_domain.get_mut(&flight.domain())
         {
             outlet.ready.remove(&place);
         }
@@ -127,7 +127,7 @@ impl Outlets {
 
     /// The first ready flight of a domain that has a socket.
     pub(super) fn first_ready(&mut self) -> Option<&mut Outlet> {
-        self.outlets
+        self.by_domain
             .values_mut()
             .filter(|outlet| outlet.pool.is_ready() && !outlet.ready.is_empty())
             .min_by_key(|outlet| outlet.ready.first_key_value().map(|(&place, _)| place))

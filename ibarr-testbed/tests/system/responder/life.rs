@@ -168,7 +168,7 @@ fn reply_that_the_kernel_refuses_is_no_answer_and_has_its_cause() {
 #[test]
 fn other_name_of_an_interface_selects_its_responder_at_run_time() {
     let mut rig = Rig::new();
-    rig.start("[[responder-on]]\ninterface = \"rail0\"\nresponder = \"user\"");
+    rig.start("responder-on = [{ interface = \"rail0\", responder = \"user\" }]");
     let in_kernel = |rig: &Rig| rig.status_of("eth0")["responder"].is_string();
     assert!(in_kernel(&rig));
     ip(&format!("-netns {NODE} link property add dev eth0 altname rail0"));
