@@ -7,6 +7,7 @@ mod arrows;
 mod licences;
 mod modules;
 mod text;
+mod weight;
 
 use std::fs;
 use std::path::Path;
@@ -42,6 +43,8 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     problems.extend(text::paths(&files));
     problems.extend(text::proofs(&files));
     problems.extend(text::test_command(&files));
+    problems.extend(weight::check(&files));
+    problems.extend(weight::check_commit(workspace.root())?);
 
     if !problems.is_empty() {
         for problem in &problems {

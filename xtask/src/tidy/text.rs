@@ -239,11 +239,11 @@ impl File {
         self.path.rsplit('/').next().unwrap_or(&self.path)
     }
 
-    fn has_extension(&self, extensions: &[&str]) -> bool {
+    pub(super) fn has_extension(&self, extensions: &[&str]) -> bool {
         self.name().rsplit_once('.').is_some_and(|(_, extension)| extensions.contains(&extension))
     }
 
-    fn is_test(&self) -> bool {
+    pub(super) fn is_test(&self) -> bool {
         self.name() == "tests.rs" || self.path.split('/').any(|part| part == "tests")
     }
 
