@@ -11,6 +11,7 @@ mod cluster;
 mod diagnostics;
 mod events;
 mod flid;
+mod floating;
 mod hello;
 mod ibtun;
 mod init;
@@ -21,11 +22,13 @@ mod next_hops;
 mod no_ipv6;
 mod operator;
 mod pyverbs;
+mod rails;
 mod report;
 mod responder;
 mod rig;
 mod rtnetlink;
 mod rxe_speed;
+mod silent;
 #[expect(unsafe_code, reason = "system calls without a safe wrapper")]
 mod sys;
 mod timings;
@@ -57,6 +60,9 @@ fn main() -> ExitCode {
         [_, "run-h"] => wire::run(),
         [_, "run-i"] => pyverbs::run(),
         [_, "run-j"] => flid::run(),
+        [_, "run-k"] => floating::run(),
+        [_, "run-l"] => rails::run(),
+        [_, "run-m"] => silent::run(),
         [_, "cluster"] => cluster::run(),
         [_, "other-guest"] => match cluster::other_guest() {
             Ok(()) => ExitCode::SUCCESS,

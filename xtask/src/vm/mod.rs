@@ -148,6 +148,12 @@ enum Fabric {
     I,
     /// floating LIDs: connections between InfiniBand subnets
     J,
+    /// an address moves to another node
+    K,
+    /// two rails with a router each
+    L,
+    /// OpenSM is silent for some seconds
+    M,
     /// the commands of ibtun's README
     Tutorial,
 }
@@ -166,6 +172,9 @@ impl Fabric {
             Self::H => "run-h",
             Self::I => "run-i",
             Self::J => "run-j",
+            Self::K => "run-k",
+            Self::L => "run-l",
+            Self::M => "run-m",
             Self::Tutorial => "run-tutorial",
         }
     }

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `vm run k`: an address moves to another node, while connections to it are made one after another.
+//!
+//! The same move is made three times: with `ibarr`, with an `ibarr` that forgets before each connection (as
+//! the C original, which always asks), and inside an IP subnet, where the kernel resolves alone. The owners of
+//! the address are `b` and `n`, behind the router; inside the subnet they are `r` and `n`.
+
+use std::fmt;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use ibarr_common::ib::Gid;
+
+use crate::report::Report;
+use crate::rig::{
+    self, B, Caller, INTERFACES, Ibarr, Interface, N, Place, Process, R, Rig, eventually, ip, spawn,
+};
+
+const ACROSS: Way = Way {
+    address: "10.2.0.50",
+    owners: [INTERFACES[1], INTERFACES[4]],
+    cables: ["N/2", "N/5"],
+    learns: (R, "ib3"),
+};
+const INSIDE: Way = Way {
+    address: "10.1.0.50",
+    owners: [INTERFACES[2], INTERFACES[4]],
+    cables: ["N/3", "N/5"],
+    learns: (Place::Here, "ib0"),
+};
+
+/// From one connection to the next.
+const PACE: Duration = Duration::from_millis(300);
+/// How long connections are made after the address has moved.
+const AFTER: Duration = Duration::from_secs(6);
+/// How long the address has no owner when the link of one has failed.
+const TAKEOVER: Duration = Duration::from_secs(3);
+/// The age up to which memory answers, and so a wrong GID is allowed.
+const FRESH: Duration = Duration::from_secs(1);
+/// An address and its path that take longer are slow.
+const SLOW: Duration = Duration::from_secs(1);
+
+pub(crate) fn run() -> ExitCode {
+    let mut report = Report::default();
+    if let Some(mut scene) = report.claim("three nodes have ibarr", Scene::set()) {
+        for event in Event::ALL {
+            prove(&mut report, &mut scene, event);
+        }
+        report.claim("all daemons end when they are asked to", scene.end());
+    }
+    report.end()
+}
+
+fn prove(report: &mut Report, scene: &mut Scene, event: Event) {
+    let mut rounds = Vec::new();
+    for caller in Who::ALL {
+        let round = scene.round(event, caller);
+        let Some(round) = report.claim(&format!("{event}: a round with {caller}"), round) else {
+            return;
+        };
+        Report::figure(format_args!("{event}, {caller}: {round}"));
+        rounds.push(round);
+    }
+    let [ours, always, _] = &rounds[..] else { return };
+    let claim = format!("{event}: a second later ibarr fails no more than one that always asks");
+    report.claim(&claim, ours.fails_no_more_than(always));
+    let claim = format!("{event}: no answer older than a second has a GID that was lost");
+    report.claim(&claim, ours.has_no_old_answer());
+    if event == Event::Moved {
+        report.claim("at most one connection fails when an address is moved", ours.fails_once());
+    }
+}
+
+/// What happens to the owner of the address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Event {
+    Moved,
+    LinkDown,
+    Replaced,
+    DaemonKilled,
+    MovedWithLoss,
+}
+
+impl Event {
+    const ALL: [Self; 5] =
+        [Self::Moved, Self::LinkDown, Self::Replaced, Self::DaemonKilled, Self::MovedWithLoss];
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Moved => "the address is moved",
+            Self::LinkDown => "the owner's link fails",
+            Self::Replaced => "the owner is another HCA with the same address",
+            Self::DaemonKilled => "the owner's daemon is killed first",
+            Self::MovedWithLoss => "the address is moved, with 5% loss",
+        })
+    }
+}
+
+/// Who finds the GID.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Who {
+    Ibarr,
+    AlwaysAsks,
+    KernelAlone,
+}
+
+impl Who {
+    const ALL: [Self; 3] = [Self::Ibarr, Self::AlwaysAsks, Self::KernelAlone];
+
+    fn way(self) -> Way {
+        if self == Self::KernelAlone { INSIDE } else { ACROSS }
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ibarr => "ibarr",
+            Self::AlwaysAsks => "an ibarr that always asks",
+            Self::KernelAlone => "the kernel alone",
+        })
+    }
+}
+
+/// An address, its first and its second owner, and who has to learn that it has moved.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    address: &'static str,
+    owners: [Interface; 2],
+    /// The owners' cables.
+    cables: [&'static str; 2],
+    learns: (Place, &'static str),
+}
+
+impl Way {
+    fn gives(&self, owner: usize) -> Result<()> {
+        let Interface { name, place, .. } = self.owners[owner];
+        ip(place, &format!("address replace {}/32 dev {name}", self.address))?;
+        self.is_announced()
+    }
+
+    fn takes(&self, owner: usize) -> Result<()> {
+        let Interface { name, place, .. } = self.owners[owner];
+        ip(place, &format!("address del {}/32 dev {name}", self.address)).map(drop)
+    }
+
+    /// As gratuitous ARP does it.
+    fn is_announced(&self) -> Result<()> {
+        let (place, device) = self.learns;
+        ip(place, &format!("neighbour flush to {} dev {device}", self.address)).map(drop)
+    }
+}
+
+/// The rig, a daemon on each node, and a server of connections on each owner.
+struct Scene {
+    here: Ibarr,
+    b: Ibarr,
+    n: Ibarr,
+    _servers: Vec<Process>,
+    _rig: Rig,
+}
+
+impl Scene {
+    fn set() -> Result<Self> {
+        let rig = Rig::up_without_capture()?;
+        ip(N, "route del 10.2.0.0/24")?;
+        ip(N, "address add 10.2.0.2/24 dev ib4")?;
+        let servers = [B, N, R].map(|place| spawn("rping-server", place, &["rping", "-s", "-P"]));
+        let servers = servers.into_iter().collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            here: Ibarr::start("here", Place::Here, "", 1)?,
+            b: Ibarr::start("b", B, "", 1)?,
+            n: Ibarr::start("n", N, "", 1)?,
+            _servers: servers,
+            _rig: rig,
+        })
+    }
+
+    fn end(self) -> Result<()> {
+        self.here.stop()?;
+        self.b.stop()?;
+        self.n.stop()
+    }
+
+    /// Connections before, during and after the event, in turn. Afterwards all is as before.
+    fn round(&mut self, event: Event, who: Who) -> Result<Round> {
+        let way = who.way();
+        way.gives(0)?;
+        eventually(|| connect(way.address))?;
+        if event == Event::MovedWithLoss {
+            fault(&["link", "N/1", "--loss", "5%"])?;
+        }
+        let new = way.owners[1].gid()?;
+        let mut round = Round::default();
+        for _ in 0..3 {
+            self.attempt(who, &mut round, new, None)?;
+        }
+        match event {
+            Event::Moved | Event::MovedWithLoss => way.takes(0)?,
+            Event::DaemonKilled => {
+                self.b.kill()?;
+                way.takes(0)?;
+            }
+            Event::LinkDown => {
+                let Interface { name, place, .. } = way.owners[0];
+                ip(place, &format!("link set {name} down"))?;
+                let down = Instant::now();
+                while down.elapsed() < TAKEOVER {
+                    self.attempt(who, &mut round, new, None)?;
+                }
+            }
+            Event::Replaced => fault(&["cable", way.cables[0], "off"])?,
+        }
+        way.gives(1)?;
+        let moved = Instant::now();
+        while moved.elapsed() < AFTER {
+            self.attempt(who, &mut round, new, Some(moved))?;
+        }
+        self.restore(event, &way)?;
+        Ok(round)
+    }
+
+    fn attempt(&self, who: Who, round: &mut Round, new: Gid, moved: Option<Instant>) -> Result<()> {
+        let began = Instant::now();
+        let address = who.way().address;
+        let forget = || if who == Who::AlwaysAsks { self.here.flush() } else { Ok(()) };
+        let is_late = moved.is_some_and(|moved| moved.elapsed() >= FRESH);
+        forget()?;
+        let has_failed = connect(address).is_err();
+        round.connections += 1;
+        round.failed += u32::from(has_failed);
+        round.failed_late += u32::from(has_failed && is_late);
+        forget()?;
+        let asked = Instant::now();
+        let path = Caller::new(SLOW)?.path_to(address);
+        round.slow += u32::from(asked.elapsed() > SLOW);
+        if let (Some(moved), Ok(path)) = (moved, path)
+            && path.dgid != new
+        {
+            round.wrong_until = moved.elapsed();
+        }
+        thread::sleep(PACE.saturating_sub(began.elapsed()));
+        Ok(())
+    }
+
+    fn restore(&mut self, event: Event, way: &Way) -> Result<()> {
+        way.takes(1)?;
+        match event {
+            Event::Moved => {}
+            Event::MovedWithLoss => fault(&["link", "N/1"])?,
+            Event::LinkDown => {
+                way.takes(0)?;
+                let Interface { name, place, .. } = way.owners[0];
+                rig::equip(&way.owners[0], name)?;
+                rig::is_up(place, name)?;
+                ip(B, "route replace 10.1.0.0/24 via 10.2.0.254")?;
+            }
+            Event::Replaced => {
+                fault(&["cable", way.cables[0], "on"])?;
+                way.takes(0)?;
+                rig::is_active(Place::Here, way.owners[0].port)?;
+                rig::is_up(way.owners[0].place, way.owners[0].name)?;
+            }
+            Event::DaemonKilled => self.b = Ibarr::start("b", B, "", 1)?,
+        }
+        Ok(())
+    }
+}
+
+/// What became of the connections of a round.
+#[derive(Debug, Default)]
+struct Round {
+    connections: u32,
+    failed: u32,
+    /// Those of them that began a second or more after the move.
+    failed_late: u32,
+    slow: u32,
+    /// When the kernel was last given the GID of the first owner, counted from the move.
+    wrong_until: Duration,
+}
+
+impl Round {
+    fn fails_no_more_than(&self, other: &Self) -> Result<()> {
+        ensure!(self.failed_late <= other.failed_late, "{self}, and {other}");
+        Ok(())
+    }
+
+    fn fails_once(&self) -> Result<()> {
+        ensure!(self.failed <= 1, "{self}");
+        Ok(())
+    }
+
+    /// An answer is from within a second of the peer's last word, and the caller uses it a moment later.
+    fn has_no_old_answer(&self) -> Result<()> {
+        ensure!(self.wrong_until < 2 * FRESH, "{self}");
+        Ok(())
+    }
+}
+
+impl fmt::Display for Round {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { connections, failed, failed_late, slow, wrong_until } = self;
+        let wrong = wrong_until.as_secs_f64();
+        write!(
+            f,
+            "{failed} of {connections} connections failed, {failed_late} of them later than a second, "
+        )?;
+        write!(f, "{slow} paths took more than a second; last wrong GID after {wrong:.1} s")
+    }
+}
+
+/// A connection that carries one message. One to a dead HCA would hang for a minute.
+fn connect(address: &str) -> Result<()> {
+    let words = ["busybox", "timeout", "2", "rping", "-c", "-v", "-C", "1", "-a", address];
+    let said = rig::run(Place::Here, &words)?;
+    // It exits with 0 when it is rejected, too.
+    ensure!(said.contains("ping data: rdma-ping-"), "{said}");
+    Ok(())
+}
+
+fn fault(words: &[&str]) -> Result<()> {
+    rig::run(Place::Here, &[&["ibfab", "fault"], words].concat()).map(drop)
+}
