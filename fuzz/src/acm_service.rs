@@ -262,7 +262,10 @@ impl World {
                 Output::LookUp(name) => {
                     assert!(!self.names.contains(&name), "a name is looked up twice at once");
                     self.names.push(name);
-                    assert!(self.names.len() <= LOOK_UPS.under_way.all, "too many names are looked up");
+                    assert!(
+                        self.names.len() <= LOOK_UPS.under_way.all,
+                        "too many names are looked up"
+                    );
                 }
                 Output::Reply(transmit) => {
                     let client = self.clients.get_mut(&transmit.client).expect("connected");

@@ -10,8 +10,8 @@ use ibarr_common::wire::ip2gid::{PORT, Query, Reply};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
-    Candidate, Client, Config, Event, Input, Outcome, Output, RequestId, Route, Settings, SocketEvent,
-    SocketId, Source,
+    Candidate, Client, Config, Event, Input, Outcome, Output, RequestId, Route, Settings,
+    SocketEvent, SocketId, Source,
 };
 use ibarr_proto::request::UserRequest;
 use rand_chacha::ChaCha8Rng;

@@ -10,8 +10,9 @@ use ibarr_proto::ip2gid::{Family, Prefix};
 use ibarr_proto::local_view::neighbours::{Entry, Neighbour, State, Wanted};
 use ibarr_proto::local_view::routing::{Route, RouteBack, Rule, Selects, Via, Way, WayBack};
 use ibarr_proto::local_view::{
-    AltNames, Bonding, Config, Dad, Event, HwAddr, Input, InterfaceAddress, InterfaceFilter, InterfaceName,
-    Limits, Link, LinkHeader, LinkType, LocalView, Owned, Served, StaticGid, StaticGids, Subject,
+    AltNames, Bonding, Config, Dad, Event, HwAddr, Input, InterfaceAddress, InterfaceFilter,
+    InterfaceName, Limits, Link, LinkHeader, LinkType, LocalView, Owned, Served, StaticGid,
+    StaticGids, Subject,
 };
 
 use crate::script::Script;

@@ -288,8 +288,8 @@ impl Io<Cue> for World {
                 client::Input::SocketOpened { socket }
             }
             Output::Client(client::Output::Route(candidate)) => {
-                let has_route =
-                    candidate.question.target() != TARGETS[3].parse::<std::net::IpAddr>().expect("legal");
+                let has_route = candidate.question.target()
+                    != TARGETS[3].parse::<std::net::IpAddr>().expect("legal");
                 let next_hop = "10.1.0.254".parse().expect("legal");
                 let route = has_route.then_some(Route { ifindex: IfIndex::MIN, next_hop });
                 client::Input::Route { candidate, route }

@@ -72,7 +72,7 @@ pub trait QueryPacket: Copy + FromBytes + IntoBytes + Immutable + KnownLayout {
 
 /// The payload of a datagram of the right length for a query.
 pub trait QueryPayload: Copy + FromBytes + IntoBytes + Immutable + KnownLayout {
-    /// Whether [`ip2gid::Query::parse`] accepts it; the target is not checked, because the GID
+    /// Whether [`Query::parse`](ibarr_common::wire::ip2gid::Query::parse) accepts it; the target is not checked, because the GID
     /// cache contains only legal ones.
     fn is_query(&self) -> bool;
 }

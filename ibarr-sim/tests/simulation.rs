@@ -31,9 +31,8 @@ fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
         let claims: &[_] = match bug {
             Bug::LostWake | Bug::SilentStart => &["resolved"],
             Bug::DoubleAnswer => &["times, answered"],
-            Bug::StaleAfterChange | Bug::StaleMap | Bug::EndlessLease => {
-                &["which is no longer true"]
-            }
+            Bug::StaleAfterChange | Bug::StaleMap => &["which is no longer true"],
+            Bug::EndlessLease => &["which is no longer true", "health says lease-ending"],
             Bug::UnboundedTable => &["sockets"],
             // Of a request for an address, or for a path.
             Bug::MissedDeadline => &["late", "gets no answer"],

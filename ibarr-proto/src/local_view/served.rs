@@ -62,6 +62,7 @@ pub(super) struct Serving {
 
 /// A change of a served interface.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "it is passed on at once, and not kept")]
 pub(super) enum Change {
     Served(Served),
     NotServed(IfIndex),

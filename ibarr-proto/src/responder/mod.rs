@@ -19,7 +19,6 @@ use ibarr_common::{IfIndex, Instant};
 
 pub use self::maps::{AllowKey, Fault, Held, MapUpdate, Maps, RouteKey};
 pub use self::work::{Attacher, Done, Hook, Work};
-
 use self::work::{Outcome, Wanted, Wish};
 use crate::counters::Counters;
 use crate::ip2gid::{Prefixes, client};

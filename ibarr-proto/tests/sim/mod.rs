@@ -355,6 +355,7 @@ impl Sim {
                 payload: &packet.payload,
             };
             if let Some(reply) = node.server.answer(&node.view, &received) {
+                node.server.handle_sent(&reply, 0);
                 let source = node.answers_from.unwrap_or(reply.from);
                 let payload = reply.payload.as_ref().to_vec();
                 let from = SocketAddr::new(source, PORT);

@@ -530,6 +530,7 @@ fn limits(id: Id) -> Limits {
 }
 
 /// An entry of the turn's queue.
+#[expect(clippy::large_enum_variant, reason = "it is handled at once, and not kept")]
 enum Cue {
     Item(Inbox),
     /// The socket to the kernel is readable or writable.

@@ -83,10 +83,10 @@ fn users_with_all_connections_lock_out_neither_root_nor_another() {
         let output = daemon.ibarr_as_nobody(&["status"]);
         assert!(output.status.success(), "{}", said(&output));
     }
-    crowds.into_iter().for_each(|mut crowd| {
+    for mut crowd in crowds {
         drop(crowd.stdin.take());
         assert!(crowd.wait().unwrap().success());
-    });
+    }
 }
 
 #[test]

@@ -505,7 +505,7 @@ responder = \"ebpf\"
              machine has",
             "line 19: static-gid.gid \"::\" is wrong: the zero GID and multicast GIDs do not name a \
              port; write it like \"fe80::2:c903:0:201\"",
-            "line 21: responder-on.interface \"a/b\" is wrong: interface \"a/b\": write 1 to 15 \
+            "line 21: responder-on.interface \"a/b\" is wrong: interface \"a/b\": write 1 to 127 \
              characters without white space, / or :, where * stands for any number of them and ? for \
              one; write it like \"eth*\"",
             "line 22: responder-on.responder is \"ebpf\"; it can be \"auto\", \"tc\", \"clsact\", \

@@ -189,7 +189,7 @@ mod tests {
     fn file_that_cannot_be_read_is_named_with_the_cause() {
         let order = |path: &str| Order { hosts: Some(path.into()), routes: None };
         let why = |path| load(order(path)).hosts.unwrap().unwrap_err();
-        assert!(why("/dev/null").starts_with("/dev/null: it is a device, not a regular file"));
+        assert!(why("/dev/zero").starts_with("/dev/zero: it is a device, not a regular file"));
         assert!(why("/nonexistent").starts_with("/nonexistent: No such file"));
     }
 }

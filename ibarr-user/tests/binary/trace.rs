@@ -122,8 +122,9 @@ fn trace_shows_a_request_of_the_kernel_from_route_to_nudge() {
     kernel.expect("24000000 02100000 02000000", "14000400 fe80000000000000 0002c90300000201");
     let peer = format!("10.9.0.2:{}", peers.port);
     let mut expected = vec![json!({ "step": "asked", "by": "kernel" })];
-    // Through the interface that the kernel named; then by any, because there is no gateway.
-    for _ in 0..2 {
+    // Through the interface that the kernel named, without a source and with its address; then by any
+    // interface, because there is no gateway.
+    for _ in 0..3 {
         expected.push(json!({ "step": "route-sought" }));
         expected.push(json!({ "step": "route", "interface": "near", "next-hop": "10.9.0.2" }));
     }
@@ -150,6 +151,8 @@ fn trace_shows_a_request_of_the_kernel_from_route_to_nudge() {
         "route by near, next hop 10.9.0.2",
         "route look-up",
         "route by near, next hop 10.9.0.2",
+        "route look-up",
+        "route by near, next hop 10.9.0.2",
         &format!("query to {peer}"),
         &format!("reply of {peer}: {GID}"),
         &format!("answer to the kernel: {GID}, from the peer, after "),
@@ -166,7 +169,7 @@ fn trace_shows_a_request_of_the_kernel_from_route_to_nudge() {
     assert_eq!(last["traced"], end, "{last}");
     assert_eq!(tracer.end(), Some(0));
     let last = people.line();
-    assert_eq!(last, "the daemon ends, and the trace with it: 10 events shown, 0 lost");
+    assert_eq!(last, "the daemon ends, and the trace with it: 12 events shown, 0 lost");
     assert_eq!(people.end(), Some(0));
 }
 

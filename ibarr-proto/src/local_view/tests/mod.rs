@@ -379,7 +379,9 @@ fn other_names_of_an_interface_select_it_while_it_has_them() {
     let mut story = Story::new(&["ib0", "*-rail"], &[]);
     let with = |link: Link, names: &[&[u8]]| {
         let mut altnames = AltNames::default();
-        names.iter().for_each(|name| altnames.add(name));
+        for name in names {
+            altnames.add(name);
+        }
         Link { altnames, ..link }
     };
     let unmatched = |story: &Story| story.view.unmatched_patterns().count();

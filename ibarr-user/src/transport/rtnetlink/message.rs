@@ -326,7 +326,7 @@ const HEADER_LEN: usize = 16;
 /// Why neli's builders do not fail: their only error is a missing field.
 pub(crate) const ALL_SET: &str = "all fields are set";
 /// A list of attributes (`NLA_F_NESTED`), and one in it (include/uapi/linux/if_link.h).
-const IFLA_PROP_LIST: u16 = 52 | 1 << 15;
+const IFLA_PROP_LIST: u16 = 0x34 | 1 << 15;
 const IFLA_ALT_IFNAME: u16 = 53;
 /// Attribute of a bond.
 const IFLA_BOND_ACTIVE_SLAVE: u16 = 2;

@@ -210,7 +210,7 @@ fn other_names_and_the_vrf_of_a_link_are_read() {
         Attr::u32(10, 9),
         Attr::nest(18, &[Attr::text(4, "vrf")]),
         Attr::nest(
-            52 | 1 << 15,
+            0x34 | 1 << 15,
             &[Attr::text(53, "ib0"), Attr::new(54, b"x"), Attr::text(53, "rail-0")],
         ),
     ]);
