@@ -20,7 +20,7 @@ pub const CLIENT: &str = "acm-client";
 /// The name of the file with the last daemon's last reply.
 pub const LAST_REPLY: &str = "acm-reply";
 
-/// See the [module](self).
+/// What the process has inherited for ACM.
 #[derive(Debug, Default)]
 pub struct Inherited {
     /// The sockets where clients connect.
