@@ -285,8 +285,9 @@ struct Round {
 }
 
 impl Round {
+    /// Of some fifteen connections, one may fail by chance.
     fn fails_no_more_than(&self, other: &Self) -> Result<()> {
-        ensure!(self.failed_late <= other.failed_late, "{self}, and {other}");
+        ensure!(self.failed_late <= other.failed_late + 1, "{self}, and {other}");
         Ok(())
     }
 

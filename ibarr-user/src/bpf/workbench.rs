@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc as sync;
@@ -27,7 +28,7 @@ use super::packets::{Packets, Reader, Sink};
 use super::pins::{self, Pins};
 use super::programs::Programs;
 use super::{end_lease, hooks, map as pinned, warn_of};
-use crate::regular_file::{self, Link};
+use crate::regular_file;
 use crate::sys::udp_options::refuse_from_itself;
 
 /// A larger file is no object of ours.
@@ -208,7 +209,10 @@ impl Workbench {
         }
         let object = match &options.object {
             None => Cow::Borrowed(ibarr_ebpf::OBJECT),
-            Some(path) => match regular_file::read(path, Link::Followed, LARGEST_OBJECT) {
+            // A pipe may be slow, and only this thread waits for it.
+            Some(path) => match File::open(path)
+                .and_then(|file| regular_file::bounded(file, LARGEST_OBJECT))
+            {
                 Ok(object) => Cow::Owned(object),
                 Err(source) => return Err(Error::Object { path: path.clone(), source }),
             },
