@@ -183,7 +183,11 @@ impl World {
                 }
                 _ => &[cause],
             };
-            let is_told = same.iter().any(|cause| monitor.tells(*cause));
+            // A few MADs at one time say nothing of later, if the daemon asks for nothing then.
+            let patience = self.weather.config.paths.sa.patience;
+            let is_asked = monitor.deaf.is_some_and(|deaf| deaf.since + patience <= deaf.last);
+            let is_told = same.iter().any(|cause| monitor.tells(*cause))
+                || SILENCES.contains(&cause) && !is_asked;
             if since.max(calm) + cause.patience() + LAG < now && !is_told {
                 let text = format!("health does not say {cause} after {:?}", now.since(since));
                 self.claims.breaks(now, [Some(id), None], text);

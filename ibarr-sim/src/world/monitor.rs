@@ -34,6 +34,8 @@ pub(super) struct Monitor {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deaf {
     pub(super) since: Instant,
+    /// When the last one left.
+    pub(super) last: Instant,
     pub(super) mads: u32,
     pub(super) busy: bool,
     /// Whether an assessment since then has told it.
@@ -96,7 +98,14 @@ impl Monitor {
 
     /// A MAD leaves.
     pub(super) fn asks(&mut self, now: Instant) {
-        let deaf = self.deaf.get_or_insert(Deaf { since: now, mads: 0, busy: false, told: false });
+        let deaf = self.deaf.get_or_insert(Deaf {
+            since: now,
+            last: now,
+            mads: 0,
+            busy: false,
+            told: false,
+        });
+        deaf.last = now;
         deaf.mads += 1;
     }
 
