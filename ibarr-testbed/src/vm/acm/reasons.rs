@@ -38,7 +38,7 @@ const DESTINATION_TYPE: &str = "status 0a";
 const NO_ROUTE: &str = "status 65";
 
 /// All reasons; the first one that explains a difference counts.
-pub(super) const REASONS: [Reason; 18] = [
+pub(super) const REASONS: [Reason; 19] = [
     Reason {
         why: "ibacm sets bit 7 of the opcode where it refuses without a search; ibarr in no reply about paths. \
               No client reads it",
@@ -66,6 +66,13 @@ pub(super) const REASONS: [Reason; 18] = [
         why: "ibarr remembers no answer about a LID: a LID may get another port",
         explains: |it| {
             it.what.contains("LID") && it.what.ends_with("from memory") && it.is(OK, NO_DATA)
+        },
+    },
+    Reason {
+        why: "an address may have moved: ibarr remembers its GID for a second",
+        explains: |it| {
+            let is_address = it.what.starts_with("10.") || it.what.starts_with("fd00:");
+            is_address && it.what.ends_with("from memory") && it.is(OK, NO_DATA)
         },
     },
     Reason {
