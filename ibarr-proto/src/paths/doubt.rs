@@ -98,8 +98,11 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         otherwise: Outcome,
     ) -> Outcome {
         let valid_from = self.ports.get(index).map_or(u32::MAX, |port| port.valid_from);
+        // Requests that join keep a question going for longer than a path may be remembered.
         let of_use = doubted.filter(|doubted| {
-            doubted.epoch >= valid_from && !self.is_overruled(index, &doubted.record)
+            doubted.epoch >= valid_from
+                && doubted.expires_at > self.now
+                && !self.is_overruled(index, &doubted.record)
         });
         of_use.map_or(otherwise, Doubted::given)
     }

@@ -117,11 +117,12 @@ struct Flight {
     doubted: Option<Doubted>,
 }
 
-/// A path in doubt, and when it was learned.
+/// A path in doubt, when it was learned, and when it expires.
 #[derive(Clone, Copy, Debug)]
 struct Doubted {
     record: PathRecord,
     epoch: u32,
+    expires_at: Instant,
 }
 
 /// The remembered answer to a question.
@@ -566,7 +567,10 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 Memory::Sure(remembered)
             }
             Some(record) if self.is_overruled(key.port(), &record) => Memory::Nothing,
-            Some(record) => Memory::Doubted(Doubted { record, epoch: remembered.epoch }),
+            Some(record) => {
+                let Remembered { epoch, expires_at, .. } = remembered;
+                Memory::Doubted(Doubted { record, epoch, expires_at })
+            }
             None => Memory::Nothing,
         }
     }
