@@ -20,7 +20,7 @@ use super::network::IPOIB;
 use super::process::Daemon;
 use super::troubles::Trouble;
 use super::{What, World};
-use crate::dice::{secs, us};
+use crate::dice::{ms, secs, us};
 use crate::record::{Entry, Id};
 
 /// The time until each change is in the report: the daemon looks at a port once a second, and at
@@ -188,7 +188,9 @@ impl World {
             let is_asked = monitor.deaf.is_some_and(|deaf| deaf.since + patience <= deaf.last);
             let is_told = same.iter().any(|cause| monitor.tells(*cause))
                 || SILENCES.contains(&cause) && !is_asked;
-            if since.max(calm) + cause.patience() + LAG < now && !is_told {
+            // A probe that finds the window full is waited for longer.
+            let probe = if SILENCES.contains(&cause) { ms(1500) } else { Duration::ZERO };
+            if since.max(calm) + cause.patience() + LAG + probe < now && !is_told {
                 let text = format!("health does not say {cause} after {:?}", now.since(since));
                 self.claims.breaks(now, [Some(id), None], text);
             }

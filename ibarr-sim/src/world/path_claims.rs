@@ -179,6 +179,10 @@ impl PathClaims {
                 }
             }
         }
+        // It may be asked again: a request may have caused doubt since it was sent.
+        if let Some((_, last)) = self.asked.get_mut(question) {
+            *last = Instant::BOOT;
+        }
         if !is_taken {
             return;
         }

@@ -43,7 +43,7 @@ fn node_in_a_vrf_asks_peers_by_its_interface() {
     for (target, gateway) in peers {
         ip(&format!("-netns {NODE} route add {target} via {gateway} dev eth0 table 60"));
     }
-    rig.start("responder = \"user\"\nclient.source-check = \"strict\"");
+    rig.start("responder = \"user\"\nsource-check = \"strict\"");
     for accept in ["0", "1"] {
         netns::set(NODE, &[("ipv4/udp_l3mdev_accept", accept)]).unwrap();
         for (target, _) in peers {
