@@ -40,7 +40,7 @@ pub enum Full {
     All,
 }
 
-/// Who has a place, each named by a `K`.
+/// The places that are taken, each named by a `K`, and their users.
 #[derive(Debug)]
 pub struct Places<K> {
     room: Room,

@@ -159,7 +159,7 @@ impl Known {
 /// The names that the driver looks up, each once, and those that are remembered.
 #[derive(Debug)]
 pub(super) struct Names {
-    /// The names that searches wait for, as far as nobody looks them up.
+    /// Names that searches wait for and that no thread looks up yet.
     shares: Shares<(LookupId, Name)>,
     flights: BTreeMap<String, Flight>,
     remembered: BTreeMap<String, Remembered>,

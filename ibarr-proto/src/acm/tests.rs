@@ -484,7 +484,7 @@ fn name_that_waits_behind_a_users_slow_ones_keeps_no_other_user_waiting() {
         let name = Name::new(slow).unwrap();
         acm.handle_input(NOW, Input::Addresses { name, addresses });
     }
-    // Each user goes on with the next name that nobody looks up yet.
+    // Each user goes on with the next name that no thread looks up yet.
     assert_eq!(acm.names.hanging(), 16);
 }
 

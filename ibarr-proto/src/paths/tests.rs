@@ -418,7 +418,7 @@ fn request_that_joins_late_is_asked_until_its_own_deadline() {
     rig.answer_all();
     let [Answered { id, outcome, .. }] = rig.answered()[..] else { panic!() };
     assert_eq!((id, outcome), (late, found(question(1), 1, Source::Sa)));
-    // Nobody waits longer than that.
+    // No request waits longer than that.
     rig.resolve(question(2));
     rig.advance(ms(1_500));
     rig.resolve(question(2));

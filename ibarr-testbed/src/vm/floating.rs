@@ -127,7 +127,7 @@ impl fmt::Display for Who {
     }
 }
 
-/// An address, its first and its second owner, and who has to learn that it has moved.
+/// An address, its two owners, and the interface whose neighbour entry follows a move.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     address: &'static str,

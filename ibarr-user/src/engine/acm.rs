@@ -63,7 +63,7 @@ impl Engine {
     pub(super) fn start_acm(&mut self, now: Instant) {
         for fd in mem::take(&mut self.acm.inherited) {
             if self.acm.clients.settle(&fd) {
-                // The engine serves nobody yet, so this may block.
+                // The engine serves no client yet, so this may block.
                 let user = peer::user(fd.as_fd());
                 self.admit(now, fd, user);
             }

@@ -133,7 +133,7 @@ impl LastReply {
 
     fn page(&self) -> &Page {
         // SAFETY: the mapping is aligned, as long as a page, and stays as long as this value. All bytes are valid for
-        // `Page`. A file has this length and cannot shrink. Its other processes are dead, and nobody else writes to it.
+        // `Page`. A file has this length and cannot shrink. The processes that shared it are dead, and no other one writes to it.
         unsafe { self.0.as_ref() }
     }
 

@@ -154,7 +154,7 @@ mod tests {
         let path = |name| dir.path().join(name);
         let _stream = UnixListener::bind(path("stream")).unwrap();
         let _datagram = UnixDatagram::bind(path("datagram")).unwrap();
-        // Its queue is full, and it accepts nobody.
+        // Its queue is full, and it accepts no connection.
         let full = UnixListener::bind(path("full")).unwrap();
         nix::sys::socket::listen(&full, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
         let _waiting = UnixStream::connect(path("full")).unwrap();

@@ -328,7 +328,7 @@ impl<R: CryptoRng> Client<R> {
             self.meet_if_silent(id);
         }
         if let Some(flight) = first.and_then(|id| self.flights.flight(id)) {
-            // Nobody has waited: the schedule begins again, as if the last send had been for this.
+            // No request has waited: the schedule begins again, with the last send as its first.
             flight.sent = flight.sent.min(1);
             flight.is_slow = false;
             if flight.resend_at.is_some() {

@@ -641,7 +641,7 @@ fn answer_is_given_for_less_than_fresh_for() {
     }
 }
 
-/// Whoever asks, and however long: the address may have moved.
+/// The address may have moved, so no request gets the old GID, however long it waits.
 #[test]
 fn silence_never_yields_the_remembered_gid() {
     let mut rig = Rig::new(Settings::default());
