@@ -407,7 +407,10 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
                 let root = tools::root(workspace, set)?;
                 prepared.programs.extend(libraries::program(&root, name)?);
             }
-            prepared.programs.extend(libraries::program(Path::new("/"), "setpriv")?);
+            // Each Debian has these: their packages are essential.
+            for name in ["setpriv", "unshare", "nsenter", "mount", "umount"] {
+                prepared.programs.extend(libraries::program(Path::new("/"), name)?);
+            }
             let rounds = format!("IBARR_TEST_ROUNDS={rounds}");
             // Elsewhere the tests with a VRF are only reported if there is none.
             let variables = ["IBARR_UNDER_TEST=ibarr", "IBARR_TEST_VRF=1", &rounds];
