@@ -16,6 +16,7 @@ use super::kernel_claims::header;
 use super::machine::Kind;
 use super::process::{Daemon, Sockets};
 use super::troubles::Trouble;
+use super::words::Words;
 use crate::Counts;
 use crate::dice::{ms, secs};
 use crate::kernel::{IP_RESOLVE, IpOutcome, RESOLVE, SET_TIMEOUT, Wake};
@@ -29,8 +30,7 @@ pub(super) struct Claims {
     calls: BTreeMap<Id, Vec<Call>>,
     /// The times of recent requests.
     called: BTreeMap<Id, VecDeque<Instant>>,
-    /// When a peer last said that an address has this GID.
-    told: BTreeMap<(Id, Gid), Instant>,
+    pub(super) words: Words,
     /// The times of recently lost datagrams between two machines.
     losses: BTreeMap<(Id, Id), VecDeque<Instant>>,
 }
@@ -68,16 +68,9 @@ const FEW: usize = 2;
 /// More questions than this at once make time-outs grow, so that there is time for one resend only.
 const CROWD: usize = 8;
 
-/// The greatest age of an answer: a peer's answer is remembered for a minute, an answer to the
-/// kernel for five seconds, and a request may take three.
-const OLDEST: Duration = secs(60 + 5 + 3);
-
-/// The first part of [`OLDEST`], plus the time that a daemon may be late.
-const CACHED: Duration = ms(60_000 + 100);
-
 /// The time until the view knows a change: one that the kernel reports, and one that it does not.
-const TOLD_LAG: Duration = ms(100);
-const SILENT_LAG: Duration = secs(6);
+pub(super) const TOLD_LAG: Duration = ms(100);
+pub(super) const SILENT_LAG: Duration = secs(6);
 
 /// How long something is kept for a request: the kernel repeats it for at most 5 s, its deadline is
 /// 30 s, and the answer is remembered for 5 s.
@@ -101,11 +94,6 @@ impl Claims {
         if losses.len() > 32 {
             losses.pop_front();
         }
-    }
-
-    /// Notes that a peer has said to `id` that an address has this GID.
-    pub(super) fn is_told(&mut self, now: Instant, id: Id, gid: Gid) {
-        self.told.insert((id, gid), now);
     }
 
     pub(super) fn nudges(&mut self, now: Instant, id: Id, daemon: &mut Daemon) {
@@ -181,12 +169,12 @@ impl World {
                 if has_nudges && (is_late || limit.is_some() && by == Wake::TimeOut) {
                     complaint = Some(format!("{target} is resolved after {took:?}, by {by:?}"));
                 }
-                let since = before(asked_at, OLDEST + SILENT_LAG);
-                let since = before(since, self.slept_lately(owner, since));
+                let fresh_for = self.weather.config.client.settings().fresh_for;
+                let said = before(asked_at, fresh_for + self.under_way(id, asked_at));
                 if let Some(gid) = Gid::new(gid) {
                     self.connect(id, gid);
                 }
-                if Gid::new(gid).is_none_or(|gid| !self.had(target, gid, since)) {
+                if Gid::new(gid).is_none_or(|gid| !self.had(target, gid, said)) {
                     let gid = std::net::Ipv6Addr::from(gid);
                     complaint = Some(format!("{target} never had {gid}, or had it too long ago"));
                 }
@@ -260,26 +248,14 @@ impl World {
             let text = format!("the message is not an answer: {bytes:02x?}");
             return self.claims.breaks(self.now, [Some(id), None], text);
         };
-        let told = self.claims.told.get(&(id, gid));
-        // A caller that asks a running daemon once gets the current contents of the cache.
-        let is_prompt =
-            dealt.is_prompt() && self.machines[id].troubles.end() < before(self.now, OLDEST);
-        let oldest = if is_prompt { CACHED } else { OLDEST };
-        let slept = self.slept_lately(Some(id), before(self.now, OLDEST));
-        let is_fresh = told.is_some_and(|&at| at >= before(self.now, oldest + slept));
-        let since = before(self.now, OLDEST);
-        let is_own = self.truth.owners(target, since).any(|owner| owner == id)
-            && self.truth.had(id, gid, since, since);
-        if !is_fresh && !is_own {
-            let text = format!("the daemon says that {target} has {gid}, but no peer has said so");
-            self.claims.breaks(self.now, [Some(id), None], text);
-        }
+        // An answer may be repeated, or have waited for room.
+        let has_waited = self.machines[id].troubles.until(Trouble::Clogged) >= dealt.asked_at;
+        let is_new = dealt.is_first() && !has_waited;
+        self.check_age(id, target, gid, if is_new { self.now } else { dealt.asked_at });
     }
 
     /// Checks a reply: the machine has the address, or had it until a moment ago.
     pub(super) fn check_reply(&mut self, id: Id, about: IpAddr, asker: IpAddr, gid: Gid) {
-        let since = before(self.now, SILENT_LAG);
-        let slept = self.slept_lately(Some(id), since);
         let machine = &self.machines[id];
         let runs = machine.daemon.as_ref().is_some_and(|daemon| {
             // Until it has written all maps, the programs answer from those of an earlier daemon.
@@ -290,12 +266,8 @@ impl World {
                 && !machine.troubles.has(self.now, Trouble::Stalled)
         });
         let lease = self.weather.responder.lease;
-        let extra = slept + if runs { Duration::ZERO } else { lease };
-        let (told, silent) =
-            (before(self.now, TOLD_LAG + extra), before(self.now, SILENT_LAG + extra));
-        let is_right = self.truth.owners(about, told).any(|owner| owner == id)
-            && self.truth.had(id, gid, told, silent);
-        if !is_right {
+        let extra = if runs { Duration::ZERO } else { lease };
+        if !self.is_own(id, about, gid, self.now, extra) {
             let other = self.truth.owner(asker);
             let text = format!("node {id} says that {about} has {gid}, which is no longer true");
             self.claims.breaks(self.now, [Some(id), other], text);
@@ -398,18 +370,20 @@ impl World {
         }
     }
 
-    /// Whether a machine that had the address since then had this GID.
+    /// Whether a machine could say since then that the address has this GID.
     fn had(&self, address: IpAddr, gid: Gid, since: Instant) -> bool {
-        self.truth.owners(address, since).any(|owner| self.truth.had(owner, gid, since, since))
+        let lease = self.weather.responder.lease;
+        let mut owners = self.truth.owners(address, START);
+        owners.any(|owner| self.is_own(owner, address, gid, since, lease))
     }
 
     /// How long the machine has not run, if that was after `since`.
-    fn slept_lately(&self, id: Option<Id>, since: Instant) -> Duration {
+    pub(super) fn slept_lately(&self, id: Option<Id>, since: Instant) -> Duration {
         id.map_or(Duration::ZERO, |id| self.machines[id].troubles.slept_since(since))
     }
 }
 
-fn before(at: Instant, time: Duration) -> Instant {
+pub(super) fn before(at: Instant, time: Duration) -> Instant {
     let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     Instant::from_nanos(at.as_nanos().saturating_sub(time)).max(before_start())
 }

@@ -11,7 +11,7 @@ use ibarr_common::ib::Lid;
 use ibarr_common::wire::ls::{Emitted, PortId};
 use ibarr_common::wire::sa::{Answer, Question as SaQuestion, Request};
 use ibarr_proto::health::Cause;
-use ibarr_proto::ip2gid::client::{self, Candidate, SocketEvent};
+use ibarr_proto::ip2gid::client::{self, Candidate, SocketEvent, SocketId};
 use ibarr_proto::ip2gid::server::Received;
 use ibarr_proto::local_service::{self, Nudge, Nudged, Sender, Transmit};
 use ibarr_proto::local_view::{self, Subject};
@@ -172,12 +172,7 @@ impl World {
             &Inbox::Route(candidate, route) => {
                 resolver::Input::Client(client::Input::Route { candidate, route })
             }
-            Inbox::Reply { socket, packet } => resolver::Input::Client(client::Input::Datagram {
-                socket: *socket,
-                from: packet.from,
-                ingress: IPOIB,
-                payload: packet.payload.as_ref(),
-            }),
+            Inbox::Reply { socket, packet } => return self.hear(id, daemon, *socket, packet),
             Inbox::Nudged(nudged) => {
                 resolver::Input::LocalService(local_service::Input::Nudged(*nudged))
             }
@@ -230,6 +225,18 @@ impl World {
         let received = Received { from: packet.from, to, ingress: IPOIB, is_local: false, payload };
         if let Some(reply) = daemon.core.answer(&received) {
             self.reply(id, reply.from, reply.to, reply.payload, None);
+        }
+    }
+
+    fn hear(&mut self, id: Id, daemon: &mut Daemon, socket: SocketId, packet: &Packet) {
+        let replies =
+            |daemon: &Daemon| daemon.core.node().client().counters().get(client::Counter::Replies);
+        let (before, Packet { from, payload, .. }) = (replies(daemon), *packet);
+        let input =
+            client::Input::Datagram { socket, from, ingress: IPOIB, payload: payload.as_ref() };
+        daemon.core.handle_input(self.now, resolver::Input::Client(input));
+        if replies(daemon) > before {
+            self.word_is_taken(id, &payload);
         }
     }
 
@@ -318,7 +325,10 @@ impl World {
             );
         };
         let text = match outcome {
-            Outcome::Found { .. } => "found",
+            Outcome::Found { gid, .. } => {
+                self.check_age(id, target, gid, self.now);
+                "found"
+            }
             Outcome::NotFound => "not found",
             Outcome::TimedOut => "timed out",
             Outcome::Refused => "refused",
@@ -345,6 +355,7 @@ impl World {
         };
         let from = (self.machines[id].source(transmit.to.ip()), port).into();
         self.claims.counts.queries += 1;
+        self.claims.words.is_asked(self.now, id, &transmit.payload);
         self.send(id, Packet { from, to: transmit.to, payload: transmit.payload });
     }
 
@@ -582,7 +593,7 @@ impl Io<Cue> for Turn<'_> {
         let message = self.world.machines[self.id].kernel_socket.read();
         let input = match &message {
             Some(Message::Datagram(ToDaemon { at, bytes, from_kernel })) => {
-                self.daemon.kernel.reads(bytes, *from_kernel);
+                self.daemon.kernel.reads(now, bytes, *from_kernel);
                 if *from_kernel {
                     self.daemon.paths.is_wanted(now, *at, bytes);
                 }

@@ -34,6 +34,7 @@ pub(super) struct KernelClaims {
 pub(super) struct Dealt {
     heard: u32,
     answered: u32,
+    pub(super) asked_at: Instant,
     pub(super) target: Option<IpAddr>,
 }
 
@@ -51,10 +52,11 @@ impl KernelClaims {
     }
 
     /// The daemon reads a datagram.
-    pub(super) fn reads(&mut self, bytes: &[u8], from_kernel: bool) {
+    pub(super) fn reads(&mut self, now: Instant, bytes: &[u8], from_kernel: bool) {
         self.read += 1;
         if let Some(key) = header(bytes).filter(|_| from_kernel) {
-            let dealt = self.requests.entry(key).or_default();
+            let dealt =
+                self.requests.entry(key).or_insert(Dealt { asked_at: now, ..Dealt::default() });
             dealt.heard += 1;
             dealt.target = target(bytes);
         }
@@ -105,9 +107,9 @@ impl KernelClaims {
 }
 
 impl Dealt {
-    /// Whether the request came once and has one answer.
-    pub(super) fn is_prompt(&self) -> bool {
-        (self.heard, self.answered) == (1, 1)
+    /// Whether the request had no answer before.
+    pub(super) fn is_first(&self) -> bool {
+        self.answered == 1
     }
 }
 

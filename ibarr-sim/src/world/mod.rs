@@ -27,6 +27,7 @@ mod troubles;
 mod truth;
 mod weather;
 mod wire;
+mod words;
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap};

@@ -213,9 +213,6 @@ impl World {
             }
             return;
         }
-        if let Some(Reply { gid: Some(gid), .. }) = reply {
-            self.claims.is_told(self.now, id, gid);
-        }
         let Some(daemon) = &self.machines[id].daemon else { return };
         let Some(socket) = daemon.sockets.at(packet.to.port()) else { return };
         self.put(id, Inbox::Reply { socket, packet });

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The claims about the age of answers. Three follow one another, so that no answer has a GID which the
+//! owner of the address lost long ago:
+//!
+//! 1. a peer says what is true, or was until a moment ago ([`World::check_reply`]);
+//! 2. a daemon takes a peer's word in the round of its question, so the word is at most that old;
+//! 3. an answer rests on a word that the daemon took at most `fresh-for` before.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ibarr_common::Instant;
+use ibarr_common::ib::Gid;
+use ibarr_common::wire::ip2gid::{Datagram, MsgId, Query, Reply};
+
+use super::World;
+use super::claims::{SILENT_LAG, TOLD_LAG, before};
+use crate::dice::ms;
+use crate::record::Id;
+
+/// What the daemons of all machines have asked and heard.
+#[derive(Debug, Default)]
+pub(super) struct Words {
+    /// By the number of a query: its target, and when it was sent first.
+    asked: BTreeMap<(Id, MsgId), (IpAddr, Instant)>,
+    /// When a daemon last took a peer's word that the address has the GID.
+    taken: BTreeMap<(Id, IpAddr, Gid), Instant>,
+}
+
+impl Words {
+    /// Notes a query of a machine.
+    pub(super) fn is_asked(&mut self, now: Instant, id: Id, query: &Datagram) {
+        if let Ok(query) = Query::parse(query.as_ref()) {
+            self.asked.entry((id, query.msg_id())).or_insert((query.target(), now));
+        }
+    }
+}
+
+impl World {
+    /// Notes a reply that the daemon has taken for the answer to a query of its own.
+    pub(super) fn word_is_taken(&mut self, id: Id, reply: &Datagram) {
+        let now = self.now;
+        let Ok(Reply { msg_id, gid, .. }) = Reply::parse(reply.as_ref()) else { return };
+        let Some(&(target, asked_at)) = self.claims.words.asked.get(&(id, msg_id)) else {
+            let text = format!("a reply to query {msg_id:?}, which was never sent, is taken");
+            return self.claims.breaks(now, [Some(id), None], text);
+        };
+        if let Some(gid) = gid {
+            self.claims.words.taken.insert((id, target, gid), now);
+        }
+        let took = now.since(asked_at);
+        if took > self.under_way(id, now) {
+            let text = format!("a reply about {target} is taken {took:?} after its query");
+            self.claims.breaks(now, [Some(id), None], text);
+        }
+    }
+
+    /// How long the reply to a query may be under way if the daemon takes it at `at`: a round, and the
+    /// time that the daemon is late.
+    pub(super) fn under_way(&self, id: Id, at: Instant) -> Duration {
+        let round = self.weather.config.client.round() + ms(100);
+        round + self.slept_lately(Some(id), before(at, round))
+    }
+
+    /// Checks an answer that the daemon has found at `since` or later: a peer's word was fresh then,
+    /// or the address is of this node.
+    pub(super) fn check_age(&mut self, id: Id, target: IpAddr, gid: Gid, since: Instant) {
+        let taken = self.claims.words.taken.get(&(id, target, gid)).copied();
+        let fresh_for = self.weather.config.client.settings().fresh_for;
+        let is_fresh = taken.is_some_and(|at| at + fresh_for >= since);
+        if !is_fresh && !self.is_own(id, target, gid, since, Duration::ZERO) {
+            let text = match taken {
+                Some(at) => format!("a peer said {:?} before", since.since(at)),
+                None => "no peer has said so".to_owned(),
+            };
+            let text = format!("the daemon says that {target} has {gid}, but {text}");
+            let owner = self.truth.owner(target);
+            self.claims.breaks(self.now, [Some(id), owner], text);
+        }
+    }
+
+    /// Whether the machine had address and GID at `at`, or so shortly before that its view had yet
+    /// to be told; `extra` earlier at most.
+    pub(super) fn is_own(
+        &self,
+        id: Id,
+        address: IpAddr,
+        gid: Gid,
+        at: Instant,
+        extra: Duration,
+    ) -> bool {
+        let extra = extra + self.slept_lately(Some(id), before(at, SILENT_LAG));
+        let told = before(at, TOLD_LAG + extra);
+        self.truth.owners(address, told).any(|owner| owner == id)
+            && self.truth.had(id, gid, told, before(at, SILENT_LAG + extra))
+    }
+}
