@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use ibarr_common::ib::Lid;
 use ibarr_common::{IfIndex, Instant};
-use ibarr_proto::ip2gid::client::SocketEvent;
+use ibarr_proto::ip2gid::client::{self, SocketEvent};
 use ibarr_proto::ip2gid::server::{Received, Transmit};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, HwAddr};
@@ -59,11 +59,15 @@ pub enum Bug {
     ForgottenRecovery,
     /// The health does not see that an SA is silent.
     UnseenSilence,
+    /// A query that is sent for the third time counts as refused, so silence yields what is remembered.
+    SilentMemory,
+    /// Memory answers for five times as long as it should.
+    OldMemory,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
@@ -83,6 +87,8 @@ impl Bug {
         Self::PatientAcm,
         Self::ForgottenRecovery,
         Self::UnseenSilence,
+        Self::SilentMemory,
+        Self::OldMemory,
     ];
 }
 
@@ -108,6 +114,8 @@ impl fmt::Display for Bug {
             Self::PatientAcm => "patient-acm",
             Self::ForgottenRecovery => "forgotten-recovery",
             Self::UnseenSilence => "unseen-silence",
+            Self::SilentMemory => "silent-memory",
+            Self::OldMemory => "old-memory",
         })
     }
 }
@@ -137,6 +145,8 @@ pub(crate) struct Core {
     lid: Option<Lid>,
     mads: u64,
     users: u32,
+    /// How often each query was sent.
+    sends: BTreeMap<Vec<u8>, u32>,
 }
 
 impl Core {
@@ -152,6 +162,7 @@ impl Core {
             lid: None,
             mads: 0,
             users: 0,
+            sends: BTreeMap::new(),
         }
     }
 
@@ -260,6 +271,16 @@ impl Core {
                         self.again.push_back(output.clone());
                     }
                 }
+                (Some(Bug::SilentMemory), Output::Client(client::Output::Query(transmit))) => {
+                    let &client::Transmit { socket, to, ref payload, .. } = transmit;
+                    let sends = self.sends.entry(payload.as_ref().to_vec()).or_default();
+                    *sends += 1;
+                    if *sends == 3 {
+                        let refused =
+                            client::Input::Refused { socket, to, quoted: payload.as_ref() };
+                        self.node.handle_input(now, resolver::Input::Client(refused));
+                    }
+                }
                 _ => {}
             }
             return Some(output);
@@ -286,6 +307,11 @@ fn spoil(config: &mut node::Config, bug: Option<Bug>) {
     match bug {
         Some(Bug::StalePath) => config.paths.ttl *= 100,
         Some(Bug::PatientAcm) => config.acm.patience *= 100,
+        Some(Bug::OldMemory) => {
+            let mut settings = config.client.settings().clone();
+            settings.fresh_for *= 5;
+            config.client = client::Config::new(settings).unwrap_or_default();
+        }
         _ => {}
     }
 }

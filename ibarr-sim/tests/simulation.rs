@@ -45,6 +45,7 @@ fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
             Bug::ForgottenReply | Bug::PatientAcm => &["of ACM gets", "of ACM that wait"],
             Bug::ForgottenRecovery => &["health says sa-silent, which is not so"],
             Bug::UnseenSilence => &["health does not say sa-"],
+            Bug::SilentMemory | Bug::OldMemory => &["but a peer said"],
             Bug::NoShares => &["questions of a user in a second"],
         };
         let told = failure.to_string();
