@@ -15,6 +15,7 @@ use super::addresses::{Packet, gid, home};
 use super::kernel_socket::ToDaemon;
 use super::network::IPOIB;
 use super::process::Inbox;
+use super::programs::Programs;
 use super::troubles::Trouble;
 use super::{What, World};
 use crate::dice::{ms, secs, us};
@@ -41,7 +42,7 @@ pub(super) enum Fault {
     Clogged,
     NudgesFail,
     NoSockets,
-    /// An address moves to another machine.
+    /// An address moves to another machine, perhaps because its owner is suspended.
     Wanders,
     /// The SM changes the prefix of a subnet, and so all its GIDs, without an event.
     Prefix,
@@ -50,6 +51,8 @@ pub(super) enum Fault {
     LinkFlaps,
     /// The driver is unloaded and loaded again.
     LinkGone,
+    /// The machine is installed anew, with another HCA: same addresses, another GID.
+    Reimaged,
     RtnetlinkLoses,
     /// The maps of the programs cannot be written.
     MapsFail,
@@ -76,7 +79,7 @@ pub(super) enum Fault {
     SaRestarts,
 }
 
-pub(super) const FAULTS: [Fault; 30] = [
+pub(super) const FAULTS: [Fault; 31] = [
     Fault::Killed,
     Fault::Upgraded,
     Fault::Stopped,
@@ -92,6 +95,7 @@ pub(super) const FAULTS: [Fault; 30] = [
     Fault::Gid,
     Fault::LinkFlaps,
     Fault::LinkGone,
+    Fault::Reimaged,
     Fault::RtnetlinkLoses,
     Fault::MapsFail,
     Fault::PathsForgotten,
@@ -157,7 +161,12 @@ impl World {
                 self.begin(id, Trouble::RtnetlinkLoses, "rtnetlink loses", secs(1)..secs(30));
             }
             Fault::MapsFail => self.maps_fail(id),
-            Fault::Wanders | Fault::Prefix | Fault::Gid | Fault::LinkFlaps | Fault::LinkGone => {
+            Fault::Wanders
+            | Fault::Prefix
+            | Fault::Gid
+            | Fault::LinkFlaps
+            | Fault::LinkGone
+            | Fault::Reimaged => {
                 self.change(id, fault);
             }
             Fault::SmMoves
@@ -208,9 +217,7 @@ impl World {
         match fault {
             Fault::Wanders => {
                 let address = *self.dice.pick(&self.weather.wanderers);
-                if let Some(owner) = self.truth.owner(address)
-                    && self.machines[owner].is_running(self.now)
-                {
+                if let Some(owner) = self.truth.owner(address) {
                     self.remove_address(owner, address);
                 }
                 let at = self.now + self.dice.within(ms(20)..secs(2));
@@ -237,13 +244,24 @@ impl World {
                 self.link_down(id);
                 self.at(until, What::LinkUp(id));
             }
+            _ if self.machines[id].network.ipoib().is_none() => {}
+            Fault::Reimaged => {
+                let time = self.dice.within(secs(1)..secs(20));
+                let until = self.trouble(id, "re-imaged", time + ms(100));
+                self.kill(id, false);
+                self.link_gone(id);
+                let machine = &mut self.machines[id];
+                machine.programs = machine.programs.take().map(|_| Programs::new(self.bug));
+                machine.troubles.restart(self.now, false, until, until);
+                let life = machine.life;
+                self.at(self.now + time, What::LinkBack(id));
+                self.at(self.now + time, What::Starts(id, life));
+            }
             _ => {
-                if self.machines[id].network.ipoib().is_some() {
-                    let time = self.dice.within(ms(200)..secs(5));
-                    let until = self.trouble(id, "driver unloaded", time);
-                    self.link_gone(id);
-                    self.at(until, What::LinkBack(id));
-                }
+                let time = self.dice.within(ms(200)..secs(5));
+                let until = self.trouble(id, "driver unloaded", time);
+                self.link_gone(id);
+                self.at(until, What::LinkBack(id));
             }
         }
     }
