@@ -169,8 +169,8 @@ impl World {
                 if has_nudges && (is_late || limit.is_some() && by == Wake::TimeOut) {
                     complaint = Some(format!("{target} is resolved after {took:?}, by {by:?}"));
                 }
-                let fresh_for = self.weather.config.client.settings().fresh_for;
-                let said = before(asked_at, fresh_for + self.under_way(id, asked_at));
+                let oldest = self.oldest(id, target, asked_at);
+                let said = before(asked_at, oldest + self.under_way(id, asked_at));
                 if let Some(gid) = Gid::new(gid) {
                     self.connect(id, gid);
                 }

@@ -172,6 +172,7 @@ impl World {
             &Inbox::Route(candidate, route) => {
                 resolver::Input::Client(client::Input::Route { candidate, route })
             }
+            Inbox::Refused(query) => return self.hear_refusal(id, daemon, query),
             Inbox::Reply { socket, packet } => return self.hear(id, daemon, *socket, packet),
             Inbox::Nudged(nudged) => {
                 resolver::Input::LocalService(local_service::Input::Nudged(*nudged))
@@ -228,14 +229,23 @@ impl World {
         }
     }
 
+    fn hear_refusal(&mut self, id: Id, daemon: &mut Daemon, query: &Packet) {
+        let Some(socket) = daemon.sockets.at(query.from.port()) else { return };
+        let before = daemon.counted(client::Counter::Refusals);
+        let input = client::Input::Refused { socket, to: query.to, quoted: query.payload.as_ref() };
+        daemon.core.handle_input(self.now, resolver::Input::Client(input));
+        if daemon.counted(client::Counter::Refusals) > before {
+            self.claims.words.is_refused(self.now, id, query.to.ip());
+        }
+    }
+
     fn hear(&mut self, id: Id, daemon: &mut Daemon, socket: SocketId, packet: &Packet) {
-        let replies =
-            |daemon: &Daemon| daemon.core.node().client().counters().get(client::Counter::Replies);
-        let (before, Packet { from, payload, .. }) = (replies(daemon), *packet);
+        let before = daemon.counted(client::Counter::Replies);
+        let Packet { from, payload, .. } = *packet;
         let input =
             client::Input::Datagram { socket, from, ingress: IPOIB, payload: payload.as_ref() };
         daemon.core.handle_input(self.now, resolver::Input::Client(input));
-        if replies(daemon) > before {
+        if daemon.counted(client::Counter::Replies) > before {
             self.word_is_taken(id, &payload);
         }
     }
@@ -656,6 +666,10 @@ const DOCUMENTATION: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 
 const PORT_ID: PortId = PortId(180);
 
 impl Daemon {
+    fn counted(&self, counter: client::Counter) -> u64 {
+        self.core.node().client().counters().get(counter)
+    }
+
     fn poll_timeout(&self) -> Option<Instant> {
         let responder = self.responder.as_ref().and_then(Responder::poll_timeout);
         self.core.poll_timeout().into_iter().chain(responder).min()

@@ -46,6 +46,7 @@ use self::addresses::Packet;
 use self::claims::Claims;
 use self::faults::Fault;
 use self::machine::Machine;
+use self::process::Inbox;
 use self::subnet::{Numbers, SUBNETS, Subnet};
 use self::troubles::Trouble;
 use self::truth::Truth;
@@ -98,8 +99,9 @@ enum What {
     Turn(Id),
     /// The kernel's RDMA core has work.
     Kernel(Id),
-    /// A datagram arrives.
+    /// A datagram arrives; ICMP refuses one.
     Arrives(Id, Packet),
+    Refused(Id, Packet),
     /// Rtnetlink delivers a message to the daemon with this life number.
     View(Id, u32, local_view::Input),
     /// A dump begins; its links are read; its addresses are read.
@@ -223,7 +225,7 @@ impl World {
         let machine = &mut self.machines[id];
         let wakes = machine.troubles.until(Trouble::Suspended);
         match due.what {
-            What::Arrives(..) => return,
+            What::Arrives(..) | What::Refused(..) => return,
             What::Turn(_) => {
                 let Some(daemon) = &mut machine.daemon else { return };
                 daemon.schedule.postpone(due.at, wakes);
@@ -239,6 +241,7 @@ impl World {
             What::Turn(id) => self.turn(id, at),
             What::Kernel(id) => self.kernel_timeout(id, at),
             What::Arrives(id, packet) => self.arrives(id, packet),
+            What::Refused(id, packet) => self.put(id, Inbox::Refused(packet)),
             What::View(id, life, input) => self.tell_view(id, life, input),
             What::DumpStarts(id, life) => self.dump_starts(id, life),
             What::DumpLinks(id, dump) => self.dump_links(id, dump),
@@ -274,6 +277,7 @@ impl What {
             Self::Turn(id)
             | Self::Kernel(id)
             | Self::Arrives(id, _)
+            | Self::Refused(id, _)
             | Self::View(id, ..)
             | Self::DumpStarts(id, _)
             | Self::DumpLinks(id, _)

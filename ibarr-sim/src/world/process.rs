@@ -55,6 +55,8 @@ pub(super) enum Inbox {
         packet: Packet,
     },
     Query(Packet),
+    /// ICMP says that nobody receives this query.
+    Refused(Packet),
     Port(Option<PortFacts>),
     Mad(Lid, sa::Request, sa::Answer),
     Nudged(Nudged),

@@ -16,6 +16,7 @@ use super::machine::Kind;
 use super::network::IPOIB;
 use super::process::Inbox;
 use super::subnet::{PARTITION, name, router};
+use super::weather::Climate;
 use super::{What, World};
 use crate::dice::{ms, us};
 use crate::kernel::{PathOutcome, Reason};
@@ -198,9 +199,20 @@ impl World {
                         let payload = query.reply(Some(gid)).emit();
                         self.reply(id, to, packet.from, payload, None);
                     }
+                    _ if self.machines[id].daemon.is_none() => self.refuse(id, &packet),
                     _ => self.put(id, Inbox::Query(packet)),
                 }
             }
+        }
+    }
+
+    /// The machine has no daemon, and its kernel says so to the host that sent the query.
+    fn refuse(&mut self, id: Id, packet: &Packet) {
+        let Some(to) = self.truth.owner(packet.from.ip()) else { return };
+        let Climate { lost, delay, .. } = self.weather.climate;
+        if !self.weather.cut.separates(self.now, id, to) && !self.dice.permille(lost) {
+            let after = self.dice.within(us(20)..delay);
+            self.at(self.now + after, What::Refused(to, *packet));
         }
     }
 

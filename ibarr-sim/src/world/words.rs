@@ -5,7 +5,8 @@
 //!
 //! 1. a peer says what is true, or was until a moment ago ([`World::check_reply`]);
 //! 2. a daemon takes a peer's word in the round of its question, so the word is at most that old;
-//! 3. an answer rests on a word that the daemon took at most `fresh-for` before.
+//! 3. an answer rests on a word that the daemon took at most `fresh-for` before; or the host of the
+//!    address refuses the query, and the answer leaves in the same turn.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::{Datagram, MsgId, Query, Reply};
+use ibarr_proto::ip2gid::client::Settings;
 
 use super::World;
 use super::claims::{SILENT_LAG, TOLD_LAG, before};
@@ -27,6 +29,8 @@ pub(super) struct Words {
     asked: BTreeMap<(Id, MsgId), (IpAddr, Instant)>,
     /// When a daemon last took a peer's word that the address has the GID.
     taken: BTreeMap<(Id, IpAddr, Gid), Instant>,
+    /// When a daemon last heard that the host of the address has no daemon.
+    refused: BTreeMap<(Id, IpAddr), Instant>,
 }
 
 impl Words {
@@ -35,6 +39,11 @@ impl Words {
         if let Ok(query) = Query::parse(query.as_ref()) {
             self.asked.entry((id, query.msg_id())).or_insert((query.target(), now));
         }
+    }
+
+    /// Notes that a daemon has heard a refusal which quotes its query.
+    pub(super) fn is_refused(&mut self, now: Instant, id: Id, target: IpAddr) {
+        self.refused.insert((id, target), now);
     }
 }
 
@@ -64,12 +73,19 @@ impl World {
         round + self.slept_lately(Some(id), before(at, round))
     }
 
+    /// The age, counted from `since`, of the oldest word that a later answer may rest on.
+    pub(super) fn oldest(&self, id: Id, target: IpAddr, since: Instant) -> Duration {
+        let &Settings { fresh_for, cache_ttl, .. } = self.weather.config.client.settings();
+        let refused = self.claims.words.refused.get(&(id, target));
+        if refused.is_some_and(|&at| at >= since) { cache_ttl } else { fresh_for }
+    }
+
     /// Checks an answer that the daemon has found at `since` or later: a peer's word was fresh then,
     /// or the address is of this node.
     pub(super) fn check_age(&mut self, id: Id, target: IpAddr, gid: Gid, since: Instant) {
         let taken = self.claims.words.taken.get(&(id, target, gid)).copied();
-        let fresh_for = self.weather.config.client.settings().fresh_for;
-        let is_fresh = taken.is_some_and(|at| at + fresh_for >= since);
+        let oldest = self.oldest(id, target, since);
+        let is_fresh = taken.is_some_and(|at| at + oldest >= since);
         if !is_fresh && !self.is_own(id, target, gid, since, Duration::ZERO) {
             let text = match taken {
                 Some(at) => format!("a peer said {:?} before", since.since(at)),
