@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use ibarr_common::ib::PathRecord;
+use ibarr_common::ib::{Gid, PathRecord};
 use ibarr_common::wire::acm::{Address, Ask, MAX_REQUEST_LEN, Of, Reply, Request, Resolve, Tid};
 use ibarr_common::wire::path_record::PathRecordWire;
 use ibarr_proto::acm::{Input, Output};
@@ -25,23 +25,23 @@ impl World {
     pub(super) fn application_asks(&mut self, id: Id, daemon: &mut Daemon, question: Question) {
         self.no_application_is_forgotten(id, daemon);
         let now = self.now;
-        let (applications, core) = (&mut daemon.applications, &mut daemon.core);
-        let Some((client, is_new)) = applications.ask(now) else { return };
-        if is_new {
-            core.handle_input(now, node::Input::Acm(Input::Connected { client, user: USER }));
-        }
         let lid = u16::try_from(1 + self.dice.below(40)).unwrap_or(1);
         let none = PathRecordWire::from(PathRecord::from_octets([0; PathRecord::LEN]));
         let to_lid = Resolve::along(PathRecordWire { dlid: lid.into(), ..none }.into());
         let to_address = Resolve::to(None, Address::Ip(question.target()));
-        let ask = match self.dice.below(8) {
-            0 => Ask::Endpoint { index: 1, port: 1 },
-            1 => Ask::Counters(Of::Index(1)),
-            2 => Ask::Resolve(to_lid),
-            3 => Ask::Resolve(to_lid.by_the_sa()),
-            4 => Ask::Resolve(to_address.from_memory()),
-            _ => Ask::Resolve(to_address),
+        let (ask, target) = match self.dice.below(8) {
+            0 => (Ask::Endpoint { index: 1, port: 1 }, None),
+            1 => (Ask::Counters(Of::Index(1)), None),
+            2 => (Ask::Resolve(to_lid), None),
+            3 => (Ask::Resolve(to_lid.by_the_sa()), None),
+            4 => (Ask::Resolve(to_address.from_memory()), Some(question.target())),
+            _ => (Ask::Resolve(to_address), Some(question.target())),
         };
+        let (applications, core) = (&mut daemon.applications, &mut daemon.core);
+        let Some((client, is_new)) = applications.ask(now, target) else { return };
+        if is_new {
+            core.handle_input(now, node::Input::Acm(Input::Connected { client, user: USER }));
+        }
         let mut out = [0; MAX_REQUEST_LEN];
         let bytes = Request { tid: Tid::default(), ask }.emit(&mut out);
         core.handle_input(now, node::Input::Acm(Input::Message { client, bytes }));
@@ -59,10 +59,22 @@ impl World {
                 return daemon.core.handle_input(now, node::Input::Acm(input));
             }
             Output::Reply(transmit) => {
-                let since = daemon.applications.end(transmit.client);
-                let late = since.map(|since| now.since(awake.max(since + secs(2))));
+                let asked = daemon.applications.end(transmit.client);
+                let late = asked.map(|(since, _)| now.since(awake.max(since + secs(2))));
                 self.claims.counts.applications_told += 1;
-                match (Reply::parse(&transmit.bytes), late) {
+                let reply = Reply::parse(&transmit.bytes);
+                if let (Ok((_, Reply::Paths(paths, _))), Some((since, Some(target)))) =
+                    (&reply, asked)
+                {
+                    for dgid in paths
+                        .as_slice()
+                        .iter()
+                        .filter_map(|path| Gid::new(PathRecordWire::from(path.record).dgid))
+                    {
+                        self.check_age(id, target, dgid, since);
+                    }
+                }
+                match (reply, late) {
                     (Err(error), _) => format!("a client of ACM is sent no reply: {error:?}"),
                     (_, None) => "a client of ACM that has not asked is sent a reply".to_owned(),
                     (_, Some(late)) if late > ms(100) => {

@@ -73,6 +73,7 @@ impl World {
         self.claims.daemon_ends(self.now, id, &daemon);
         self.no_application_is_forgotten(id, &daemon);
         let machine = &mut self.machines[id];
+        machine.learned = daemon.core.node().client().entries().collect();
         machine.life += 1;
         if !keeps_socket {
             machine.kernel_socket.close();
@@ -180,6 +181,9 @@ impl World {
             Inbox::MapsOpened => {
                 let allow = self.weather.config.allow.clone();
                 daemon.responder = Some(Responder::new(self.weather.responder.clone(), allow));
+                for (question, answer) in std::mem::take(&mut self.machines[id].learned) {
+                    daemon.core.restore(now, question, answer);
+                }
                 return;
             }
             Inbox::Arranged(done) => {

@@ -252,6 +252,7 @@ impl World {
                 self.link_gone(id);
                 let machine = &mut self.machines[id];
                 machine.programs = machine.programs.take().map(|_| Programs::new(self.bug));
+                machine.learned.clear();
                 machine.troubles.restart(self.now, false, until, until);
                 let life = machine.life;
                 self.at(self.now + time, What::LinkBack(id));

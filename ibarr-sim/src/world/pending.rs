@@ -35,11 +35,11 @@ pub(super) struct Crowd {
     asked: VecDeque<Instant>,
 }
 
-/// The clients of ACM of a daemon, and since when each of them waits.
+/// The clients of ACM of a daemon, and since when each of them waits, for the path to which address.
 #[derive(Debug, Default)]
 pub(super) struct Applications {
     connected: u64,
-    waiting: BTreeMap<ClientId, Instant>,
+    waiting: BTreeMap<ClientId, (Instant, Option<IpAddr>)>,
 }
 
 /// As many clients of ACM as may wait at once.
@@ -142,17 +142,17 @@ impl Crowd {
 
 impl Applications {
     /// A client that asks now, and whether it connects for that. `None` if all of them wait.
-    pub(super) fn ask(&mut self, now: Instant) -> Option<(ClientId, bool)> {
+    pub(super) fn ask(&mut self, now: Instant, target: Option<IpAddr>) -> Option<(ClientId, bool)> {
         let mut clients = (0..CLIENTS).map(ClientId);
         let client = clients.find(|client| !self.waiting.contains_key(client))?;
-        self.waiting.insert(client, now);
+        self.waiting.insert(client, (now, target));
         let is_new = client.0 >= self.connected;
         self.connected = self.connected.max(client.0 + 1);
         Some((client, is_new))
     }
 
-    /// Since when a client has waited that has its reply.
-    pub(super) fn end(&mut self, client: ClientId) -> Option<Instant> {
+    /// Since when a client has waited that has its reply, and for what.
+    pub(super) fn end(&mut self, client: ClientId) -> Option<(Instant, Option<IpAddr>)> {
         self.waiting.remove(&client)
     }
 
@@ -163,6 +163,6 @@ impl Applications {
     /// A client that has waited for too long, if the daemon could run since `awake`.
     pub(super) fn overdue(&self, now: Instant, awake: Instant) -> Option<ClientId> {
         let is_late = |since: Instant| now.since(awake.max(since + secs(2))) > ms(100);
-        self.waiting.iter().find(|(_, since)| is_late(**since)).map(|(client, _)| *client)
+        self.waiting.iter().find(|(_, (since, _))| is_late(*since)).map(|(client, _)| *client)
     }
 }

@@ -183,6 +183,7 @@ impl World {
             ipoib: Ipoib::new(START),
             given,
             programs: self.dice.coin().then(|| Programs::new(self.bug)),
+            learned: Vec::new(),
             life: 0,
             daemon: None,
             pace: Pace::new(&mut self.dice),
