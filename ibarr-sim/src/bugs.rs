@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use ibarr_common::ib::Lid;
 use ibarr_common::{IfIndex, Instant};
@@ -62,7 +63,7 @@ pub enum Bug {
     UnseenSilence,
     /// A query that is sent for the third time counts as refused, so silence yields what is remembered.
     SilentMemory,
-    /// Memory answers for five times as long as it should.
+    /// Memory answers for five seconds.
     OldMemory,
 }
 
@@ -314,7 +315,7 @@ fn spoil(config: &mut node::Config, bug: Option<Bug>) {
         Some(Bug::PatientAcm) => config.acm.patience *= 100,
         Some(Bug::OldMemory) => {
             let mut settings = config.client.settings().clone();
-            settings.fresh_for *= 5;
+            settings.fresh_for = Duration::from_secs(5);
             config.client = client::Config::new(settings).unwrap_or_default();
         }
         _ => {}

@@ -76,6 +76,13 @@ impl Weather {
         // Set in the kernel, and restored by a daemon that ends in an orderly way.
         config.local_service.timeout = *dice.pick(&[Timeout::DEFAULT, Timeout::MIN]);
         config.local_service.nudge = !dice.once_in(12);
+        let settings = client::Settings {
+            // One of four always asks.
+            fresh_for: *dice.pick(&[secs(1), secs(1), secs(1), secs(0)]),
+            ..client::Settings::default()
+        };
+        let checked = |settings| client::Config::new(settings).unwrap_or_default();
+        config.client = checked(settings.clone());
         config.paths.ttl = *dice.pick(&[secs(3600), secs(60), secs(20)]);
         let responder = responder::Settings {
             mode: *dice.pick(&[Mode::Auto, Mode::XdpGeneric]),
@@ -94,12 +101,11 @@ impl Weather {
             climate,
             config,
             responder,
-            short_lived: client::Config::new(client::Settings {
+            short_lived: checked(client::Settings {
                 cache_ttl: secs(5),
                 sockets: 4,
-                ..client::Settings::default()
-            })
-            .unwrap_or_default(),
+                ..settings
+            }),
             cut: Cut { parts: (0..plan.nodes).map(|_| dice.coin()).collect(), until: START },
             addresses: 0,
             wanderers: Vec::new(),
