@@ -16,7 +16,7 @@ use super::kernel_claims::header;
 use super::machine::Kind;
 use super::process::{Daemon, Sockets};
 use super::troubles::Trouble;
-use super::words::Words;
+use super::words::{Words, before};
 use crate::Counts;
 use crate::dice::{ms, secs};
 use crate::kernel::{IP_RESOLVE, IpOutcome, RESOLVE, SET_TIMEOUT, Wake};
@@ -67,10 +67,6 @@ const FEW: usize = 2;
 
 /// More questions than this at once make time-outs grow, so that there is time for one resend only.
 const CROWD: usize = 8;
-
-/// The time until the view knows a change: one that the kernel reports, and one that it does not.
-pub(super) const TOLD_LAG: Duration = ms(100);
-pub(super) const SILENT_LAG: Duration = secs(6);
 
 /// How long something is kept for a request: the kernel repeats it for at most 5 s, its deadline is
 /// 30 s, and the answer is remembered for 5 s.
@@ -381,13 +377,4 @@ impl World {
     pub(super) fn slept_lately(&self, id: Option<Id>, since: Instant) -> Duration {
         id.map_or(Duration::ZERO, |id| self.machines[id].troubles.slept_since(since))
     }
-}
-
-pub(super) fn before(at: Instant, time: Duration) -> Instant {
-    let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    Instant::from_nanos(at.as_nanos().saturating_sub(time)).max(before_start())
-}
-
-fn before_start() -> Instant {
-    Instant::from_nanos(START.as_nanos() / 2)
 }

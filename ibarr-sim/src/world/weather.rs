@@ -101,11 +101,7 @@ impl Weather {
             climate,
             config,
             responder,
-            short_lived: checked(client::Settings {
-                cache_ttl: secs(5),
-                sockets: 4,
-                ..settings
-            }),
+            short_lived: checked(client::Settings { cache_ttl: secs(5), sockets: 4, ..settings }),
             cut: Cut { parts: (0..plan.nodes).map(|_| dice.coin()).collect(), until: START },
             addresses: 0,
             wanderers: Vec::new(),

@@ -18,9 +18,12 @@ use ibarr_common::wire::ip2gid::{Datagram, MsgId, Query, Reply};
 use ibarr_proto::ip2gid::client::Settings;
 
 use super::World;
-use super::claims::{SILENT_LAG, TOLD_LAG, before};
-use crate::dice::ms;
-use crate::record::Id;
+use crate::dice::{ms, secs};
+use crate::record::{Id, START};
+
+/// The time until the view knows a change: one that the kernel reports, and one that it does not.
+const TOLD_LAG: Duration = ms(100);
+const SILENT_LAG: Duration = secs(6);
 
 /// What the daemons of all machines have asked and heard.
 #[derive(Debug, Default)]
@@ -112,4 +115,13 @@ impl World {
         self.truth.owners(address, told).any(|owner| owner == id)
             && self.truth.had(id, gid, told, before(at, SILENT_LAG + extra))
     }
+}
+
+pub(super) fn before(at: Instant, time: Duration) -> Instant {
+    let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    Instant::from_nanos(at.as_nanos().saturating_sub(time)).max(before_start())
+}
+
+fn before_start() -> Instant {
+    Instant::from_nanos(START.as_nanos() / 2)
 }
