@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use ibarr_common::wire::inform::Report;
 use ibarr_common::wire::mad::{self, Header};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{Answer, Request, Response};
@@ -32,12 +31,6 @@ fn check(mad: &[u8]) {
     let (request, response) = (Request::parse(mad), Response::parse(mad));
     assert!(request.is_err() || response.is_err());
     assert!(Header::parse(mad).is_ok() || request.is_err() && response.is_err());
-    if let Ok(report) = Report::parse(mad) {
-        assert!(request.is_err() && response.is_err());
-        assert_eq!(Report::parse(report.emit().as_ref()), Ok(report.clone()));
-        assert_eq!(Report::parse_answer(report.emit_answer().as_ref()), Ok(report.clone()));
-        let _ = report.event();
-    }
     if let Ok(request) = request {
         assert_eq!(Request::parse(request.emit().as_ref()), Ok(request));
     }

@@ -6,8 +6,6 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, Sl};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
-use ibarr_common::wire::inform::Report;
-use ibarr_common::wire::mad::Tid;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request as SaRequest};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
@@ -84,7 +82,6 @@ impl World {
             }
             6 => self.pass(Duration::from_millis(u64::from(n) * 10)),
             7 => self.pass(Duration::from_millis(u64::from(n) * 500)),
-            _ if n & 0x80 != 0 => self.reports(n),
             _ if n & 1 == 0 => drop(self.core.flush()),
             _ => {
                 let port = PortIndex(u16::from(n >> 1 & 1));
@@ -93,24 +90,6 @@ impl World {
             }
         }
         self.drain();
-    }
-
-    /// The port subscribes to reports or not; the SA sends a report; the daemon ends.
-    fn reports(&mut self, n: u8) {
-        let port = PortIndex(u16::from(n & 1));
-        match n >> 4 & 7 {
-            0 => self.core.handle_input(self.now, Input::Reports { port, taken: n & 2 != 0 }),
-            1 => self.core.give_back(self.now, self.now + DEADLINE),
-            kind => {
-                let Some(issuer) = Lid::new(2) else { return };
-                let report = match kind {
-                    2 | 3 => Report::of_link(Tid::new(n.into()), issuer),
-                    _ => Report::of_gid(Tid::new(n.into()), n & 2 != 0, gid(n >> 2 & 3), issuer),
-                };
-                let (mad, from) = (report.emit(), Lid::new(u16::from(n >> 2 & 1) + 1));
-                self.core.handle_input(self.now, Input::Mad { port, from, mad: mad.as_ref() });
-            }
-        }
     }
 
     fn resolve(&mut self, n: u8) {
@@ -160,7 +139,6 @@ impl World {
             (_, Question::ClassPortInfo) => {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: how > 128 })
             }
-            (_, Question::Inform(info)) => Answer::Inform(info),
             (_, Question::Known(_)) => Answer::Refused(Refusal::NO_RECORDS),
             (_, Question::Path(question)) => Answer::Path(record(&question, how)),
         };
@@ -181,10 +159,6 @@ impl World {
     fn drain(&mut self) {
         self.core.handle_timeout(self.now);
         while let Some(transmit) = self.core.poll_transmit() {
-            if transmit.timeout.is_none() {
-                assert!(Report::parse_answer(transmit.mad.as_ref()).is_ok());
-                continue;
-            }
             self.sent.push(transmit);
         }
         if self.sent.len() > 64 {

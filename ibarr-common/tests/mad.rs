@@ -10,7 +10,6 @@ use ibarr_common::ib::{
     FlowLabel, Gid, Lid, Mtu, PKey, PacketLifeTime, PathRecord, QosClass, Rate, ServiceId, Sl,
 };
 use ibarr_common::wire::class_port_info::{ClassPortInfo, ClassPortInfoWire};
-use ibarr_common::wire::inform::{Event, InformInfo, Report, Trap};
 use ibarr_common::wire::mad::{
     self, AttributeId, Class, Error, Header, Mad, Method, Status, Tid, Transaction,
 };
@@ -52,72 +51,6 @@ fn recorded_headers_are_read_and_written_byte_for_byte() {
         assert_eq!(header.wire().as_bytes(), &bytes[..24]);
         assert_eq!(header.tid.transaction(), Transaction(0x1122_0000));
     }
-}
-
-#[test]
-fn opensm_confirms_the_subscription_that_we_ask_for() {
-    let bytes = golden(include_str!("golden/sa-inform-set-resp-opensm.hex"));
-    let response = Response::parse(&bytes).unwrap();
-    let info = InformInfo { trap: Trap::GidInService, subscribe: true };
-    assert_eq!(response.answer, Answer::Inform(info));
-    let request = Request { tid: response.tid, question: Question::Inform(info) };
-    assert!(response.is_for(&request.question));
-    assert!(!response.is_for(&Question::ClassPortInfo));
-    assert_eq!(response.emit().octets()[..bytes.len()], bytes);
-    // It repeats the question.
-    let asked = *request.emit().octets();
-    assert_eq!(asked[3], Method::SET.get());
-    assert_eq!(asked[48..], response.emit().octets()[48..]);
-    assert_eq!(Request::parse(&asked), Ok(request));
-}
-
-#[test]
-fn confirmation_of_an_unknown_subscription_is_refused() {
-    let bytes = golden(include_str!("golden/sa-inform-set-resp-opensm.hex"));
-    let cases = [(56 + 22, 0), (56 + 23, 2), (56 + 27, 66)];
-    for (at, value) in cases {
-        let mut bytes = bytes.clone();
-        bytes[at] = value;
-        assert_eq!(Response::parse(&bytes), Err(Error::Components), "byte {at}");
-    }
-    assert_eq!(Response::parse(&bytes[..bytes.len() - 1]), Err(Error::Truncated));
-}
-
-#[test]
-fn recorded_reports_are_understood_and_answered_with_their_notice() {
-    let gid = Gid::new(golden("fe800000000000000000000000100003").try_into().unwrap()).unwrap();
-    let cases = [
-        (include_str!("golden/sa-report-64-opensm.hex"), Event::GidInService(gid)),
-        (include_str!("golden/sa-report-65-opensm.hex"), Event::GidOutOfService(gid)),
-        (include_str!("golden/sa-report-128-opensm.hex"), Event::Change(Trap::LinkStateChange)),
-    ];
-    for (recorded, event) in cases {
-        let bytes = golden(recorded);
-        let report = Report::parse(&bytes).unwrap();
-        assert_eq!(report.event(), event);
-        assert_eq!(report.emit().octets()[..bytes.len()], bytes);
-        let answer = *report.emit_answer().octets();
-        let mut expected = bytes.clone();
-        expected[3] = 0x86;
-        assert_eq!(answer[..bytes.len()], expected);
-        assert_eq!(Report::parse_answer(&answer), Ok(report));
-        assert_eq!(Report::parse(&answer), Err(Error::Method));
-        assert_eq!(Report::parse(&bytes[..135]), Err(Error::Truncated));
-    }
-}
-
-#[test]
-fn report_with_an_impossible_subject_is_read_as_other() {
-    let bytes = golden(include_str!("golden/sa-report-64-opensm.hex"));
-    let changed = |at: usize, with: &[u8]| {
-        let mut bytes = bytes.clone();
-        bytes[at..at + with.len()].copy_from_slice(with);
-        Report::parse(&bytes).unwrap().event()
-    };
-    assert_eq!(changed(56, &[0x03]), Event::Other, "a vendor's");
-    assert_eq!(changed(60, &[0, 66]), Event::Other, "of a multicast group");
-    assert_eq!(changed(72, &[0; 16]), Event::Other, "no GID");
-    assert_eq!(changed(60, &[0, 144]), Event::Change(Trap::LocalChange));
 }
 
 #[test]
@@ -272,7 +205,7 @@ fn recorded_umad_headers_are_written_and_read_byte_for_byte() {
         to: Lid::new(1).unwrap(),
         sl: Sl::default(),
         pkey_index: PKeyIndex(5),
-        timeout: Some(Duration::from_secs(1)),
+        timeout: Duration::from_secs(1),
         mad: request.emit(),
     };
     // The recorded program used the short header, which has no P_Key index.
@@ -378,7 +311,7 @@ proptest! {
             to: Lid::new(1).unwrap(),
             sl: Sl::default(),
             pkey_index: PKeyIndex(0),
-            timeout: Some(Duration::from_millis(millis.into())),
+            timeout: Duration::from_millis(millis.into()),
             mad: Mad::from_octets(mad),
         };
         let bytes = send.emit();

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Guid, Lid, PKey, ServiceId, Sl, SubnetPrefix};
-use ibarr_common::wire::inform::{Event, InformInfo, Report, Trap};
 use ibarr_common::wire::mad::{Mad, Tid};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request, Response};
 use ibarr_fabric::Topology;
-use ibarr_fabric::sa::{AddressedPort, ClientId, MAX_SUBSCRIPTIONS, Reply, Route, StandIn, Subnet};
+use ibarr_fabric::sa::{AddressedPort, ClientId, Reply, Route, StandIn, Subnet};
 
 const CLIENT: ClientId = ClientId(7);
 const NOW: Instant = Instant::from_nanos(1);
@@ -178,54 +177,6 @@ fn service_level_of_a_service_needs_quality_of_service() {
         panic!("{answered:?}")
     };
     assert!(info.has_qos);
-}
-
-#[test]
-fn only_subscribers_get_reports_until_they_unsubscribe() {
-    let mut sa = stand_in();
-    let inform = |sa: &mut StandIn, trap, subscribe| {
-        let question = Question::Inform(InformInfo { trap, subscribe });
-        let request = Request { tid: Tid::new(5), question };
-        sa.handle_input(NOW, CLIENT, lid(1), request.emit().as_ref());
-        let [Response { answer: Answer::Inform(info), .. }] = answers(sa)[..] else { panic!() };
-        assert_eq!(Question::Inform(info), question);
-    };
-    inform(&mut sa, Trap::GidOutOfService, true);
-    inform(&mut sa, Trap::LinkStateChange, true);
-    sa.report_gid(NOW, true, gid(THERE));
-    assert!(sa.poll_transmit().is_none(), "the trap for a port in service has another number");
-    sa.report_gid(NOW, false, gid(THERE));
-    sa.report_link(NOW, lid(2));
-    let reports = std::iter::from_fn(|| sa.poll_transmit());
-    let reports = reports.map(|reply| {
-        assert_eq!((reply.to, reply.from), (CLIENT, lid(1)));
-        Report::parse(reply.mad.as_ref()).unwrap()
-    });
-    let reports: Vec<_> = reports.collect();
-    let events = [Event::GidOutOfService(gid(THERE)), Event::Change(Trap::LinkStateChange)];
-    assert_eq!(reports.iter().map(Report::event).collect::<Vec<_>>(), events);
-    sa.handle_input(NOW, CLIENT, lid(1), reports[0].emit_answer().as_ref());
-    assert_eq!((sa.counts().reports_answered, sa.counts().malformed), (1, 0));
-
-    inform(&mut sa, Trap::GidOutOfService, false);
-    sa.report_gid(NOW, false, gid(THERE));
-    assert!(sa.poll_transmit().is_none());
-    assert_eq!(sa.subscribers().collect::<Vec<_>>(), [(CLIENT, Trap::LinkStateChange)]);
-    // An SA at another port has no subscriptions.
-    sa.move_to(Some(lid(1)));
-    assert_eq!(sa.subscribers().count(), 0);
-}
-
-#[test]
-fn subscriptions_are_bounded() {
-    let mut sa = stand_in();
-    for client in 0..MAX_SUBSCRIPTIONS as u64 + 9 {
-        let info = InformInfo { trap: Trap::GidInService, subscribe: true };
-        let request = Request { tid: Tid::new(5), question: Question::Inform(info) };
-        sa.handle_input(NOW, ClientId(client), lid(1), request.emit().as_ref());
-        assert!(sa.poll_transmit().is_some());
-    }
-    assert_eq!(sa.subscribers().count(), MAX_SUBSCRIPTIONS);
 }
 
 #[test]

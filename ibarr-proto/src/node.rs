@@ -374,11 +374,6 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
         self.acm.set_hosts(hosts);
     }
 
-    /// See [`Paths::give_back`].
-    pub fn give_back(&mut self, now: Instant, deadline: Instant) {
-        self.cores.paths.give_back(now, deadline);
-    }
-
     /// See [`Paths::restore`].
     pub fn restore_paths(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
         self.cores.paths.restore(now, snapshot, age);

@@ -264,7 +264,6 @@ impl fmt::Display for Entry<'_> {
                 match answer {
                     sa::Answer::Path(record) => write!(f, "{record:?}"),
                     sa::Answer::ClassPortInfo(_) => f.write_str("this"),
-                    sa::Answer::Inform(_) => f.write_str("subscription confirmed"),
                     sa::Answer::Refused(refusal) => write!(f, "{refusal}"),
                 }
             }
@@ -298,7 +297,6 @@ impl fmt::Display for Asked<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Question::ClassPortInfo => f.write_str("ClassPortInfo"),
-            Question::Inform(info) => write!(f, "{info:?}"),
             Question::Known(query) => write!(f, "path with {query:?}"),
             Question::Path(question) => {
                 let ways = if question.reversible { "both ways" } else { "one way" };

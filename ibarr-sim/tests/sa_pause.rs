@@ -134,7 +134,7 @@ impl<'a> Node<'a> {
                 let answer = match request.question {
                     Question::Path(question) => Answer::Path(record(&question)),
                     Question::ClassPortInfo => Answer::ClassPortInfo(ClassPortInfo::default()),
-                    _ => Answer::Refused(Refusal::DENIED),
+                    Question::Known(_) => Answer::Refused(Refusal::DENIED),
                 };
                 let mad = request.answer(answer).emit();
                 let (from, mad) = (Lid::new(1), mad.as_ref());

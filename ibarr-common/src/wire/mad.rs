@@ -229,8 +229,6 @@ impl AttributeId {
     pub const CLASS_PORT_INFO: Self = Self(0x0001);
     /// A notice of an event; in every class.
     pub const NOTICE: Self = Self(0x0002);
-    /// A subscription to events; in every class.
-    pub const INFORM_INFO: Self = Self(0x0003);
     /// A path; subnet administration.
     pub const PATH_RECORD: Self = Self(0x0035);
 

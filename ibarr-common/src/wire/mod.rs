@@ -10,7 +10,6 @@
 
 pub mod acm;
 pub mod class_port_info;
-pub mod inform;
 pub mod ip2gid;
 pub mod ls;
 pub mod mad;

@@ -5,20 +5,19 @@
 //!
 //! | bytes | field | rule |
 //! |---|---|---|
-//! | 0..23 | header | [`mad`]; methods Get, Set and GetResp |
+//! | 0..23 | header | [`mad`]; methods Get and GetResp |
 //! | 24..35 | RMPP | [`rmpp`](super::rmpp) |
 //! | 36..43 | SM_Key | 0: ibarr has none |
 //! | 44..45 | AttributeOffset | 0 in a question, ignored in an answer |
 //! | 46..47 | reserved | 0 when sent, ignored when read |
 //! | 48..55 | ComponentMask | bits of the fields that are valid in the attribute |
-//! | 56..255 | the attribute | [`path_record`](super::path_record), [`class_port_info`](super::class_port_info), [`inform`](super::inform) |
+//! | 56..255 | the attribute | [`path_record`](super::path_record), [`class_port_info`](super::class_port_info) |
 
 use core::fmt;
 
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::class_port_info::{ClassPortInfo, ClassPortInfoWire};
-use super::inform::InformInfo;
 use super::mad::{self, AttributeId, Error, Header, Mad, Method, Status, Tid};
 pub use super::path_query::{PathQuery, PathQuestion};
 use super::path_record::{Fields, PathRecordWire};
@@ -34,8 +33,6 @@ pub enum Question {
     Known(PathQuery),
     /// Asks for the SA's capabilities.
     ClassPortInfo,
-    /// Begins or ends a subscription to a trap.
-    Inform(InformInfo),
 }
 
 /// A question with its transaction ID.
@@ -65,9 +62,6 @@ impl Request {
                 }
             }
             (Method::GET, AttributeId::CLASS_PORT_INFO) => Question::ClassPortInfo,
-            (Method::SET, AttributeId::INFORM_INFO) => {
-                Question::Inform(InformInfo::parse(attribute)?)
-            }
             (Method::GET | Method::SET, _) => return Err(Error::Attribute),
             _ => return Err(Error::Method),
         };
@@ -76,15 +70,11 @@ impl Request {
 
     /// The request as a MAD.
     pub fn emit(&self) -> Mad {
-        let header =
-            header(self.question.method(), Status::OK, self.tid, self.question.attribute());
+        let header = header(Method::GET, Status::OK, self.tid, self.question.attribute());
         match &self.question {
             Question::Path(path) => emit_path(header, &PathQuery::from(*path)),
             Question::Known(path) => emit_path(header, path),
             Question::ClassPortInfo => Mad::new(&[HeaderWire::new(header, 0, 0).as_bytes()]),
-            Question::Inform(info) => {
-                Mad::new(&[HeaderWire::new(header, 0, 0).as_bytes(), info.wire().as_bytes()])
-            }
         }
     }
 
@@ -99,14 +89,6 @@ impl Question {
         match self {
             Self::Path(_) | Self::Known(_) => AttributeId::PATH_RECORD,
             Self::ClassPortInfo => AttributeId::CLASS_PORT_INFO,
-            Self::Inform(_) => AttributeId::INFORM_INFO,
-        }
-    }
-
-    fn method(&self) -> Method {
-        match self {
-            Self::Path(_) | Self::Known(_) | Self::ClassPortInfo => Method::GET,
-            Self::Inform(_) => Method::SET,
         }
     }
 }
@@ -133,8 +115,6 @@ pub enum Answer {
     Path(PathRecord),
     /// The SA's capabilities.
     ClassPortInfo(ClassPortInfo),
-    /// The subscription, confirmed.
-    Inform(InformInfo),
     /// The SA refuses to answer.
     Refused(Refusal),
 }
@@ -150,10 +130,9 @@ impl Response {
             return Err(Error::Method);
         }
         let answer = match (Refusal::new(header.status), header.attribute) {
-            (
-                Some(refusal),
-                AttributeId::PATH_RECORD | AttributeId::CLASS_PORT_INFO | AttributeId::INFORM_INFO,
-            ) => Answer::Refused(refusal),
+            (Some(refusal), AttributeId::PATH_RECORD | AttributeId::CLASS_PORT_INFO) => {
+                Answer::Refused(refusal)
+            }
             (None, AttributeId::PATH_RECORD) => {
                 let (wire, _) =
                     PathRecordWire::read_from_prefix(attribute).map_err(|_| Error::Truncated)?;
@@ -166,7 +145,6 @@ impl Response {
                     ClassPortInfoWire::read_from_prefix(attribute).map_err(|_| Error::Truncated)?;
                 Answer::ClassPortInfo(wire.into())
             }
-            (None, AttributeId::INFORM_INFO) => Answer::Inform(InformInfo::parse(attribute)?),
             _ => return Err(Error::Attribute),
         };
         Ok(Self { tid: header.tid, attribute: header.attribute, answer })
@@ -181,15 +159,13 @@ impl Response {
     pub fn emit(&self) -> Mad {
         let status = match self.answer {
             Answer::Refused(refusal) => refusal.status(),
-            Answer::Path(_) | Answer::ClassPortInfo(_) | Answer::Inform(_) => Status::OK,
+            Answer::Path(_) | Answer::ClassPortInfo(_) => Status::OK,
         };
         let header = header(Method::GET_RESP, status, self.tid, self.attribute);
         let wire = |len: u16| HeaderWire::new(header, len / 8, 0);
         match &self.answer {
             Answer::Path(record) => Mad::new(&[wire(64).as_bytes(), &record.octets()]),
             Answer::ClassPortInfo(info) => Mad::new(&[wire(72).as_bytes(), info.wire().as_bytes()]),
-            // 36 bytes are 4.5 units: the length is rounded down, as OpenSM does.
-            Answer::Inform(info) => Mad::new(&[wire(36).as_bytes(), info.wire().as_bytes()]),
             Answer::Refused(_) => Mad::new(&[wire(0).as_bytes()]),
         }
     }

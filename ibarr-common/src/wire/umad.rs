@@ -52,7 +52,7 @@ pub struct Send {
     pub pkey_index: PKeyIndex,
     /// How long the kernel waits for the answer, in milliseconds, at least 1; without a time it
     /// does not recognize the answer. `None` if the MAD is itself an answer.
-    pub timeout: Option<Duration>,
+    pub timeout: Duration,
     /// The MAD.
     pub mad: Mad,
 }
@@ -63,7 +63,7 @@ impl Send {
         let wire = HeaderWire {
             agent: self.agent.0.into(),
             status: 0.into(),
-            timeout_ms: self.timeout.map_or(0, milliseconds).into(),
+            timeout_ms: milliseconds(self.timeout).into(),
             retries: 0.into(),
             length: 0.into(),
             qpn: GSI_QPN.into(),
@@ -241,9 +241,6 @@ pub struct Register2Wire {
 }
 
 impl Register2Wire {
-    /// An agent that receives reports of the SA. Only one program at a port can have it.
-    pub const SA_REPORTS: Self = Self { method_mask: REPORTS, ..Self::SA_CLIENT };
-
     /// An agent that sends questions to the SA.
     pub const SA_CLIENT: Self = Self {
         agent: 0,
@@ -259,12 +256,6 @@ impl Register2Wire {
     };
 }
 
-/// A mask with only the bit of [`mad::Method::REPORT`].
-const REPORTS: [u32; 4] = {
-    let bit = 1 << mad::Method::REPORT.get();
-    // The kernel reads two numbers of 64 bits in host byte order.
-    if cfg!(target_endian = "big") { [0, bit, 0, 0] } else { [bit, 0, 0, 0] }
-};
 /// QPN of the general service interface (IBA vol. 1 §13.5.1).
 const GSI_QPN: u32 = 1;
 /// Q_Key of the general service interface (IBA vol. 1 §10.2.5).

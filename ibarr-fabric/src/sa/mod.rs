@@ -10,13 +10,12 @@ mod subnet;
 
 pub use subnet::{AddressedPort, Route, Subnet};
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, Lid};
+use ibarr_common::ib::Lid;
 use ibarr_common::wire::class_port_info::ClassPortInfo;
-use ibarr_common::wire::inform::{InformInfo, Report, Trap};
 use ibarr_common::wire::mad::{Mad, Tid};
 use ibarr_common::wire::sa::{Answer, Question, Refusal, Request};
 use rand_chacha::ChaCha8Rng;
@@ -24,9 +23,6 @@ use rand_core::{Rng as _, SeedableRng as _};
 
 /// Limit of pending answers. Further questions get no answer.
 pub const MAX_PENDING: usize = 8192;
-
-/// Limit of subscriptions to traps.
-pub const MAX_SUBSCRIPTIONS: usize = 8192;
 
 /// A subnet administrator with configurable behaviour.
 ///
@@ -40,8 +36,6 @@ pub struct StandIn {
     pending: BTreeMap<(Instant, u64), Reply>,
     asked: u64,
     counts: Counts,
-    subscribers: BTreeSet<(ClientId, Trap)>,
-    reported: u64,
     rng: ChaCha8Rng,
     now: Instant,
 }
@@ -96,8 +90,6 @@ pub struct Counts {
     pub refused: u64,
     /// Questions without an answer: the SA was silent, lost them, or had too many.
     pub unanswered: u64,
-    /// Reports that were acknowledged.
-    pub reports_answered: u64,
     /// Malformed questions.
     pub malformed: u64,
     /// Questions to a LID that the SA does not have.
@@ -114,8 +106,6 @@ impl StandIn {
             pending: BTreeMap::new(),
             asked: 0,
             counts: Counts::default(),
-            subscribers: BTreeSet::new(),
-            reported: 0,
             rng: ChaCha8Rng::seed_from_u64(seed),
             now: Instant::BOOT,
         }
@@ -141,36 +131,7 @@ impl StandIn {
     pub fn move_to(&mut self, lid: Option<Lid>) {
         self.counts.unanswered += self.pending.len() as u64;
         self.pending.clear();
-        self.subscribers.clear();
         self.lid = lid;
-    }
-
-    /// All subscriptions.
-    pub fn subscribers(&self) -> impl Iterator<Item = (ClientId, Trap)> {
-        self.subscribers.iter().copied()
-    }
-
-    /// Reports to all subscribers that a port is in service, or no longer.
-    pub fn report_gid(&mut self, now: Instant, is_in_service: bool, gid: Gid) {
-        let trap = if is_in_service { Trap::GidInService } else { Trap::GidOutOfService };
-        self.report(now, trap, |tid, lid| Report::of_gid(tid, is_in_service, gid, lid));
-    }
-
-    /// Reports to all subscribers that a link of the switch `issuer` has changed.
-    pub fn report_link(&mut self, now: Instant, issuer: Lid) {
-        self.report(now, Trap::LinkStateChange, |tid, _| Report::of_link(tid, issuer));
-    }
-
-    fn report(&mut self, now: Instant, trap: Trap, report: impl Fn(Tid, Lid) -> Report) {
-        self.now = now;
-        let Some(from) = self.lid else { return };
-        let of_trap = self.subscribers.iter().filter(|(_, of)| *of == trap);
-        let clients: Vec<_> = of_trap.map(|(client, _)| *client).collect();
-        for to in clients {
-            self.reported += 1;
-            let mad = report(Tid::new(self.reported), from).emit();
-            self.schedule(&Reply { to, from, mad });
-        }
     }
 
     /// The counts since the start.
@@ -185,10 +146,6 @@ impl StandIn {
             self.counts.misdirected += 1;
             return;
         };
-        if Report::parse_answer(mad).is_ok() {
-            self.counts.reports_answered += 1;
-            return;
-        }
         self.counts.asked += 1;
         // A malformed question gets no answer.
         let Ok(request) = Request::parse(mad) else {
@@ -205,7 +162,7 @@ impl StandIn {
         let answer = match () {
             () if is_busy => Answer::Refused(Refusal::BUSY),
             () if redirects => Answer::Refused(Refusal::REDIRECT),
-            () => self.answer(from, &request.question),
+            () => self.answer(&request.question),
         };
         let mut response = request.answer(answer);
         if is_wrong {
@@ -216,9 +173,7 @@ impl StandIn {
         }
         match answer {
             Answer::Refused(_) => self.counts.refused += 1,
-            Answer::Path(_) | Answer::ClassPortInfo(_) | Answer::Inform(_) => {
-                self.counts.answered += 1;
-            }
+            Answer::Path(_) | Answer::ClassPortInfo(_) => self.counts.answered += 1,
         }
     }
 
@@ -232,20 +187,16 @@ impl StandIn {
         self.pending.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// The next answer or report that is due.
+    /// The next answer that is due.
     pub fn poll_transmit(&mut self) -> Option<Reply> {
         let first = self.pending.first_entry()?;
         (first.key().0 <= self.now).then(|| first.remove())
     }
 
-    fn answer(&mut self, from: ClientId, question: &Question) -> Answer {
+    fn answer(&self, question: &Question) -> Answer {
         match question {
             Question::ClassPortInfo => {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: self.behaviour.has_qos })
-            }
-            Question::Inform(info) => {
-                self.subscribe(from, *info);
-                Answer::Inform(*info)
             }
             Question::Path(path) => self
                 .subnet
@@ -254,15 +205,6 @@ impl StandIn {
             Question::Known(query) => {
                 self.subnet.known(query).map_or_else(Answer::Refused, Answer::Path)
             }
-        }
-    }
-
-    /// At most [`MAX_SUBSCRIPTIONS`] in all; a further one is confirmed and forgotten.
-    fn subscribe(&mut self, client: ClientId, info: InformInfo) {
-        if !info.subscribe {
-            self.subscribers.remove(&(client, info.trap));
-        } else if self.subscribers.len() < MAX_SUBSCRIPTIONS {
-            self.subscribers.insert((client, info.trap));
         }
     }
 

@@ -17,7 +17,7 @@ use ibarr_common::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
 use ibarr_common::wire::sa::PathQuestion;
 
 use super::index::{Index, Slot};
-use super::lids::{Host, Lids};
+use super::lids::Lids;
 use crate::hash::Seeded;
 use crate::sa::PortIndex;
 
@@ -87,11 +87,6 @@ impl Key {
         self.flags & 1 == 0
     }
 
-    /// The destination of the path.
-    pub(super) fn host(&self) -> Host {
-        Host::of(self.port, self.dgid)
-    }
-
     /// The question that this key was made from.
     pub(super) fn question(&self) -> Option<PathQuestion> {
         let flag = |bit: u8| self.flags >> bit & 1 != 0;
@@ -148,9 +143,8 @@ impl Cache {
             return 0;
         }
         // This comes before the old answer is dropped, together with its statement about this host.
-        match &remembered.record {
-            Some(record) => self.lids.add(key.port, record, remembered.epoch, lmc),
-            None => self.lids.add_absent(key.host()),
+        if let Some(record) = &remembered.record {
+            self.lids.add(key.port, record, remembered.epoch, lmc);
         }
         let hash = self.hash(&key);
         if let Some(slot) = self.find(hash, &key) {
@@ -262,9 +256,8 @@ impl Cache {
         self.index.remove(hash, slot);
         if let Some(entry) = self.entries.remove(slot) {
             self.by_expiry.remove(&(entry.remembered.expires_at, slot));
-            match &entry.remembered.record {
-                Some(record) => self.lids.remove(entry.key.port, record),
-                None => self.lids.remove_absent(entry.key.host()),
+            if let Some(record) = &entry.remembered.record {
+                self.lids.remove(entry.key.port, record);
             }
         }
     }

@@ -21,10 +21,6 @@ use crate::retry::random;
 #[derive(Debug, Default)]
 pub(super) struct Canaries {
     due: Option<Instant>,
-    /// When the last one was taken.
-    taken_at: Option<Instant>,
-    /// After a change, the time at which the next one is due.
-    hurried: Option<Instant>,
     chosen: Option<Key>,
     /// Number of paths that were given and not chosen recently.
     others: u32,
@@ -41,8 +37,7 @@ impl Canaries {
     /// A path was given from memory. On average one path is asked for in each interval `every`.
     pub(super) fn used(&mut self, now: Instant, key: &Key, every: Duration, rng: &mut impl Rng) {
         if self.due.is_none() {
-            let due = now + every / 2 + random(every, rng);
-            self.due = Some(self.hurried.take().map_or(due, |at| due.min(at.max(now))));
+            self.due = Some(now + every / 2 + random(every, rng));
         }
         match self.lately.iter().position(|known| known == key) {
             None => {
@@ -58,16 +53,6 @@ impl Canaries {
         }
     }
 
-    /// After a change: the next path in use is asked for at `at`, but not sooner than `every` after
-    /// the last one.
-    pub(super) fn hurry(&mut self, at: Instant, every: Duration) {
-        let at = self.taken_at.map_or(at, |taken_at| at.max(taken_at + every));
-        match &mut self.due {
-            Some(due) => *due = at.min(*due),
-            None => self.hurried = Some(self.hurried.map_or(at, |hurried| hurried.min(at))),
-        }
-    }
-
     /// When [`Self::take`] will return a path.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
@@ -76,7 +61,6 @@ impl Canaries {
     /// The path to ask for now.
     pub(super) fn take(&mut self, now: Instant) -> Option<Key> {
         self.due.take_if(|due| *due <= now)?;
-        self.taken_at = Some(now);
         (self.others, self.rank) = (0, None);
         let key = self.chosen.take()?;
         self.lately.retain(|known| *known != key);

@@ -86,9 +86,9 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         Some(Outcome::Found { record: fields.emit(), source: Source::Cache })
     }
 
-    /// Passes the answer to such a question on. `false` if it was asked for another reason.
-    pub(super) fn is_direct(&mut self, id: QuestionId, outcome: sa::Outcome) -> bool {
-        let Some((id, query)) = self.direct.0.remove(&id) else { return false };
+    /// Passes the answer to such a question on.
+    pub(super) fn land_direct(&mut self, id: QuestionId, outcome: sa::Outcome) {
+        let Some((id, query)) = self.direct.0.remove(&id) else { return };
         let outcome = match outcome {
             sa::Outcome::Path(record)
                 if Fields::parse(&record).is_ok() && query.has_ends_of(&record) =>
@@ -103,15 +103,12 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 Outcome::NoRecord { source: Source::Sa }
             }
             sa::Outcome::Refused(refusal) => Outcome::Refused(Some(refusal)),
-            sa::Outcome::Unusable | sa::Outcome::ClassPortInfo(_) | sa::Outcome::Inform(_) => {
-                Outcome::Refused(None)
-            }
+            sa::Outcome::Unusable | sa::Outcome::ClassPortInfo(_) => Outcome::Refused(None),
             sa::Outcome::Busy => Outcome::Busy,
             sa::Outcome::Silent => Outcome::Silent,
             sa::Outcome::Overloaded => Outcome::Overloaded,
             sa::Outcome::NoSa => Outcome::NoSa,
         };
         self.push(id, outcome, false);
-        true
     }
 }

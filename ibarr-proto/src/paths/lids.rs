@@ -18,8 +18,6 @@ use crate::sa::PortIndex;
 /// The LIDs of hosts in the subnets, according to the remembered answers.
 pub(super) struct Lids {
     said: HashMap<Host, Said, Seeded>,
-    /// Number of remembered answers that there is no path to a host.
-    absent: HashMap<Host, u32, Seeded>,
 }
 
 /// The destination of a path, 10 bytes.
@@ -39,10 +37,6 @@ impl Host {
     pub(super) fn of(port: PortIndex, gid: [u8; 16]) -> Self {
         Self { guid: gid.last_chunk().copied().unwrap_or_default(), port }
     }
-
-    pub(super) fn port(&self) -> PortIndex {
-        self.port
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,32 +54,12 @@ const MAX_LMC: u8 = 7;
 
 impl Lids {
     pub(super) fn new(hasher: Seeded) -> Self {
-        Self { said: HashMap::with_hasher(hasher.clone()), absent: HashMap::with_hasher(hasher) }
+        Self { said: HashMap::with_hasher(hasher) }
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.said.is_empty() && self.absent.is_empty()
-    }
-
-    /// Whether there is a remembered answer about a host, including that no path leads to it.
-    pub(super) fn knows(&self, host: &Host) -> bool {
-        self.said.contains_key(host) || self.absent.contains_key(host)
-    }
-
-    /// An answer without path is remembered.
-    pub(super) fn add_absent(&mut self, host: Host) {
-        *self.absent.entry(host).or_default() += 1;
-    }
-
-    /// An answer without path is dropped.
-    pub(super) fn remove_absent(&mut self, host: Host) {
-        if let Entry::Occupied(mut occupied) = self.absent.entry(host) {
-            *occupied.get_mut() -= 1;
-            if *occupied.get() == 0 {
-                occupied.remove();
-            }
-        }
+        self.said.is_empty()
     }
 
     /// An answer is remembered. `lmc` is the port's.

@@ -32,7 +32,6 @@ mod direct;
 mod doubt;
 mod fallback;
 mod index;
-mod inform;
 mod lids;
 mod partial;
 mod ports;
@@ -48,14 +47,12 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
-use ibarr_common::wire::inform::Report;
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuestion, Question};
 use rand_core::{CryptoRng, SeedableRng};
 
 use self::cache::{Cache, Key, Remembered};
 use self::direct::Direct;
-use self::inform::Informing;
 use self::ports::{BEFORE, Change, Port, Ports};
 use self::snapshot::{Restored, Restoring, Snapshot, Step, Verdict, Walk};
 use crate::counters::Counters;
@@ -90,7 +87,6 @@ pub struct Paths<R> {
     restoring: Restoring,
     /// Ports whose SA is being asked for its capabilities.
     infos: BTreeMap<QuestionId, PortIndex>,
-    informing: Informing,
     next_question: u64,
     waiting: BTreeMap<RequestId, Waiting>,
     deadlines: Timers<RequestId>,
@@ -156,11 +152,10 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             cache: Cache::new(config.max_cached, hasher.clone()),
             swept_at: Instant::BOOT,
             flights: BTreeMap::new(),
-            by_key: HashMap::with_hasher(hasher.clone()),
+            by_key: HashMap::with_hasher(hasher),
             direct: Direct::default(),
             restoring: Restoring::default(),
             infos: BTreeMap::new(),
-            informing: Informing::new(hasher),
             next_question: 0,
             waiting: BTreeMap::new(),
             deadlines: Timers::default(),
@@ -184,7 +179,6 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         match input {
             Input::Port { port, name, facts } => {
                 let sa = facts.sa();
-                let before = self.ports.get(port).and_then(Port::sa);
                 let change = self.ports.set(self.now, port, name, facts, &mut self.rng);
                 if change == Change::Void {
                     // Answers in transit may be wrong, and cannot be recognized.
@@ -195,9 +189,6 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                     Change::None => {}
                     Change::Doubt => self.counters.count(Counter::Doubts),
                     Change::Void => self.counters.count(Counter::Voided),
-                }
-                if sa.is_some() && (sa != before || change != Change::None) {
-                    self.renew(port);
                 }
                 self.decide(port);
             }
@@ -211,18 +202,15 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                     self.counters.count(Counter::Doubts);
                 }
                 self.client.handle_input(self.now, sa::Input::MayBeBack { port });
-                self.renew(port);
             }
-            Input::Reports { port, taken } => self.take_reports(port, taken),
             Input::Hearing { port, heard } => {
                 if let Some(port) = self.ports.get_mut(port) {
                     port.hears_events = heard;
                 }
             }
-            Input::Mad { port, from, mad } => match Report::parse(mad) {
-                Ok(report) => self.note_report(port, from, &report),
-                Err(_) => self.client.handle_input(self.now, sa::Input::Mad { port, from, mad }),
-            },
+            Input::Mad { port, from, mad } => {
+                self.client.handle_input(self.now, sa::Input::Mad { port, from, mad });
+            }
             Input::Unanswered => self.client.handle_input(self.now, sa::Input::Unanswered),
             Input::NotSent => self.client.handle_input(self.now, sa::Input::NotSent),
         }
@@ -256,7 +244,6 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         };
         let is_under_way = self.by_key.contains_key(&key);
         self.note_asked_again(&key);
-        let is_reported = self.informing.has_reported(&key);
         let doubted = match recall(self, &key) {
             Memory::Sure(remembered) => {
                 let outcome = self.given(key, question, &remembered);
@@ -266,7 +253,6 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 if self.client.load(index).shut.is_some()
                     || !key.is_kept()
                         && !is_under_way
-                        && !is_reported
                         && !self.was_doubted(index)
                         && !self.may_repeat(index) =>
             {
@@ -337,7 +323,6 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 self.ask_sa(id, port, question, Rank::Kernel, deadline);
             }
         }
-        self.subscribe();
         self.send_canaries();
         self.take_over();
         self.client.handle_timeout(self.now);
@@ -366,14 +351,13 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
             info,
             restoring,
             canary,
-            self.informing.poll_timeout(),
         ];
         timeouts.into_iter().flatten().min()
     }
 
     /// The next MAD to send.
     pub fn poll_transmit(&mut self) -> Option<sa::Transmit> {
-        self.informing.poll_transmit().or_else(|| self.client.poll_transmit())
+        self.client.poll_transmit()
     }
 
     /// The next answer.
@@ -479,16 +463,10 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     }
 
     fn cached(&self, key: &Key, remembered: &Remembered) -> Option<Cached> {
-        let (name, is_doubted) = match self.ports.get(key.port())? {
-            port if remembered.epoch < port.valid_from => return None,
-            port => {
-                let is_doubted = remembered.epoch < port.epoch || self.informing.has_reported(key);
-                (port.name, is_doubted)
-            }
-        };
-        let question = key.question()?;
-        let Remembered { record, expires_at, .. } = *remembered;
-        Some(Cached { port: name, question, record, expires_at, is_doubted })
+        let port = self.ports.get(key.port()).filter(|port| remembered.epoch >= port.valid_from)?;
+        let Remembered { record, expires_at, epoch } = *remembered;
+        let (question, is_doubted) = (key.question()?, epoch < port.epoch);
+        Some(Cached { port: port.name, question, record, expires_at, is_doubted })
     }
 
     fn advance(&mut self, now: Instant) {
@@ -563,9 +541,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
         let Some(port) = self.ports.get(key.port()) else { return Memory::Nothing };
         match remembered.record {
             _ if remembered.epoch < port.valid_from => Memory::Nothing,
-            _ if remembered.epoch == port.epoch && !self.informing.has_reported(key) => {
-                Memory::Sure(remembered)
-            }
+            _ if remembered.epoch == port.epoch => Memory::Sure(remembered),
             Some(record) if self.is_overruled(key.port(), &record) => Memory::Nothing,
             Some(record) => {
                 let Remembered { epoch, expires_at, .. } = remembered;
@@ -636,10 +612,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 self.note_info(port, outcome);
             } else if let Some(flight) = self.flights.remove(&id) {
                 self.land(&flight, outcome);
-            } else if self.is_direct(id, outcome) {
-                // Answered.
             } else {
-                self.note_informed(id, outcome);
+                self.land_direct(id, outcome);
             }
         }
     }
@@ -662,9 +636,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 Outcome::NoRecord { source: Source::Sa }
             }
             sa::Outcome::Refused(refusal) => Outcome::Refused(Some(refusal)),
-            sa::Outcome::Unusable | sa::Outcome::ClassPortInfo(_) | sa::Outcome::Inform(_) => {
-                Outcome::Refused(None)
-            }
+            sa::Outcome::Unusable | sa::Outcome::ClassPortInfo(_) => Outcome::Refused(None),
             sa::Outcome::Busy => or_doubted(Outcome::Busy),
             sa::Outcome::Silent => or_doubted(Outcome::Silent),
             sa::Outcome::Overloaded => or_doubted(Outcome::Overloaded),
@@ -690,7 +662,6 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     fn remember(&mut self, flight: &Flight, record: Option<PathRecord>, ttl: Duration) {
         let jitter = Jitter::percent(25).unwrap_or_default();
         let expires_at = self.now + jitter.spread(ttl, &mut self.rng);
-        self.informing.note_answer(&flight.key);
         let remembered = Remembered { record, expires_at, epoch: flight.epoch };
         self.insert(flight.key, remembered);
     }

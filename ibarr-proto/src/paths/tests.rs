@@ -3,7 +3,6 @@
 //! The paths as a whole; the test plays driver and SA. Long because it is the table of their behaviour;
 //! each case stands alone.
 
-mod inform;
 mod moved;
 
 use std::collections::BTreeSet;
@@ -189,7 +188,6 @@ impl Rig {
             Question::ClassPortInfo => {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: self.has_qos })
             }
-            Question::Inform(info) => refusal.map_or(Answer::Inform(info), Answer::Refused),
             Question::Known(_) => Answer::Refused(Refusal::NO_RECORDS),
         };
         let mad = request.answer(answer).emit();

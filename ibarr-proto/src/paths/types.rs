@@ -276,14 +276,6 @@ pub enum Input<'a> {
         /// Whether events are received.
         heard: bool,
     },
-    /// Whether reports of the SA to a port arrive as [`Self::Mad`]; `false` at first. The port
-    /// subscribes to reports while they do.
-    Reports {
-        /// The port.
-        port: PortIndex,
-        /// Whether reports are received.
-        taken: bool,
-    },
     /// A MAD arrived.
     Mad {
         /// At this port.
@@ -495,22 +487,6 @@ crate::counters! {
         /// Times that all answers of a port came into doubt because the SA gave a GID another LID
         /// than before, or a question another answer.
         Contradicted = error("contradicted"),
-        /// Requests to an SA to begin or end a subscription to a trap.
-        Informs = normal("informs"),
-        /// Such requests that the SA did not confirm.
-        InformsFailed = error("informs-failed"),
-        /// Reports received from the SA.
-        Reports = normal("reports"),
-        /// Reports about a GID with a remembered answer, which came into doubt.
-        ReportsDoubted = normal("reports-doubted"),
-        /// Reports about a GID without a remembered answer.
-        ReportsUnknown = normal("reports-unknown"),
-        /// Reports about traps without a subscription, or with illegal contents.
-        ReportsOther = error("reports-other"),
-        /// Reports not answered because too many answers waited; the SA sends them again.
-        ReportsDropped = error("reports-dropped"),
-        /// Reports from a LID other than the SA's.
-        ReportsWrongLid = error("reports-wrong-lid"),
         /// Times that all answers of a port became wrong.
         Voided = error("voided"),
     }

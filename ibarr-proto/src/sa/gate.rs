@@ -125,9 +125,7 @@ impl Gate {
 
     /// The SA was asked this question, or would have been.
     pub(super) fn asked(&mut self, question: Question) {
-        if changes_nothing(&question) {
-            self.newest = Some(question);
-        }
+        self.newest = Some(question);
     }
 
     /// A question other than `than` that an SA which works will answer.
@@ -149,9 +147,7 @@ impl Gate {
 
     /// The SA has answered, with anything but BUSY. Returns whether the gate was shut.
     pub(super) fn heard(&mut self, now: Instant, question: Question) -> bool {
-        if changes_nothing(&question) {
-            self.answered = Some(question);
-        }
+        self.answered = Some(question);
         self.heard_at = now;
         (self.vain, self.probing) = (None, None);
         self.shut.take().is_some()
@@ -199,11 +195,6 @@ impl Gate {
             probing.at = probing.at.min(at);
         }
     }
-}
-
-/// Whether the question can be repeated at any time without effect.
-fn changes_nothing(question: &Question) -> bool {
-    !matches!(question, Question::Inform(_))
 }
 
 fn spread(pause: Duration, rng: &mut impl Rng) -> Duration {

@@ -328,7 +328,7 @@ impl<R: Rng> Client<R> {
         }
         let is_busy = |response: &Response| match response.answer {
             Answer::Refused(refusal) => refusal.is_temporary(),
-            Answer::Path(_) | Answer::ClassPortInfo(_) | Answer::Inform(_) => false,
+            Answer::Path(_) | Answer::ClassPortInfo(_) => false,
         };
         if response.is_some_and(|response| is_busy(&response)) {
             self.counters.count(Counter::BusyAnswers);
@@ -362,7 +362,6 @@ impl<R: Rng> Client<R> {
                 Answer::Refused(refusal) => Outcome::Refused(refusal),
                 Answer::Path(record) => Outcome::Path(record),
                 Answer::ClassPortInfo(info) => Outcome::ClassPortInfo(info),
-                Answer::Inform(info) => Outcome::Inform(info),
             },
         };
         self.end(sent.id, outcome);
@@ -452,7 +451,7 @@ impl<R: Rng> Client<R> {
         self.counters.count(std::mem::replace(&mut flight.next, again));
         self.tallies.entry(port).or_default().mads += 1;
         let request = Request { tid: transaction.into(), question: flight.question };
-        let timeout = Some(flight.deadline.max(lost_at).since(self.now));
+        let timeout = flight.deadline.max(lost_at).since(self.now);
         let is_probe = lane.own == Some(id);
         Some(Transmit { port, sa: lane.sa, timeout, mad: request.emit(), transaction, is_probe })
     }
@@ -650,7 +649,7 @@ impl<R: Rng> Client<R> {
             self.counters.count(Counter::Redirects);
         }
         self.counters.count(match outcome {
-            Outcome::Path(_) | Outcome::ClassPortInfo(_) | Outcome::Inform(_) => Counter::Answered,
+            Outcome::Path(_) | Outcome::ClassPortInfo(_) => Counter::Answered,
             Outcome::Refused(refusal) if refusal.is_final() => Counter::NoRecord,
             Outcome::Refused(_) => Counter::Refused,
             Outcome::Unusable => Counter::Unusable,

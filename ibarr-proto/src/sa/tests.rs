@@ -148,7 +148,7 @@ fn question_is_sent_and_answered() {
     let mut rig = Rig::warm(Config::default());
     rig.ask(7);
     let [sent] = &rig.take_sent()[..] else { panic!() };
-    assert_eq!((sent.port, sent.sa, sent.timeout), (PORT, sa(1), Some(WAIT)));
+    assert_eq!((sent.port, sent.sa, sent.timeout), (PORT, sa(1), WAIT));
     rig.answer(sent, Answer::Path(record(7)));
     assert_eq!(rig.outcomes(), [(7, Outcome::Path(record(7)))]);
     rig.answer(sent, Answer::Path(record(7)));

@@ -7,7 +7,6 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Lid, PathRecord, Sl};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
-use ibarr_common::wire::inform::InformInfo;
 use ibarr_common::wire::mad::{Mad, Transaction};
 use ibarr_common::wire::sa::{Question, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
@@ -156,8 +155,8 @@ pub struct Transmit {
     pub port: PortIndex,
     /// The destination.
     pub sa: Sa,
-    /// How long an answer is useful. `None` if the MAD is itself an answer.
-    pub timeout: Option<Duration>,
+    /// How long an answer is useful.
+    pub timeout: Duration,
     /// The MAD.
     pub mad: Mad,
     /// The ID that ties its answer to it.
@@ -182,8 +181,6 @@ pub enum Outcome {
     Path(PathRecord),
     /// The SA's capabilities.
     ClassPortInfo(ClassPortInfo),
-    /// The SA has confirmed the subscription, or its end.
-    Inform(InformInfo),
     /// The SA refuses, and would refuse again.
     Refused(Refusal),
     /// The SA has answered another question, or with an illegal value.

@@ -299,7 +299,7 @@ impl Cluster {
             *match request.question {
                 Question::Path(PathQuestion { reversible: false, .. }) => &mut second.kept,
                 Question::Path(_) | Question::Known(_) => &mut second.connections,
-                Question::ClassPortInfo | Question::Inform(_) => &mut second.infos,
+                Question::ClassPortInfo => &mut second.infos,
             } += 1;
         }
         let verdict = self.sa.take(self.now);
@@ -309,7 +309,7 @@ impl Cluster {
             Verdict::Answers { at } => {
                 let dlid = match request.question {
                     Question::Path(question) => self.lid(number(question.dgid)),
-                    Question::Known(_) | Question::ClassPortInfo | Question::Inform(_) => 0,
+                    Question::Known(_) | Question::ClassPortInfo => 0,
                 };
                 let mad = Sa::answer(&request, dlid);
                 self.answers.push_back(OnTheWay { arrives: at, node, from, mad });

@@ -56,7 +56,6 @@ impl Sa {
         let answer = match request.question {
             Question::Path(question) => Answer::Path(record(&question, dlid)),
             Question::ClassPortInfo => Answer::ClassPortInfo(ClassPortInfo { has_qos: false }),
-            Question::Inform(info) => Answer::Inform(info),
             // No node asks by other fields.
             Question::Known(_) => Answer::Refused(Refusal::NO_RECORDS),
         };

@@ -158,7 +158,7 @@ impl PathClaims {
             Answer::Refused(refusal) if refusal.is_final() => {
                 self.none.insert(*question, now);
             }
-            Answer::Refused(_) | Answer::ClassPortInfo(_) | Answer::Inform(_) => {}
+            Answer::Refused(_) | Answer::ClassPortInfo(_) => {}
         }
     }
 

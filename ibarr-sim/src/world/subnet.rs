@@ -183,7 +183,6 @@ impl World {
             Question::ClassPortInfo => {
                 return Answer::ClassPortInfo(ClassPortInfo { has_qos: false });
             }
-            Question::Inform(info) => return Answer::Inform(*info),
             Question::Path(question) => *question,
             Question::Known(query) => match self.between_gids(id, query) {
                 Some(question) => question,

@@ -124,7 +124,7 @@ impl Said {
         match Request::parse(&self.mad).ok()?.question {
             Question::Path(path) => Some(path.dgid),
             Question::Known(query) => query.dgid(),
-            Question::ClassPortInfo | Question::Inform(_) => None,
+            Question::ClassPortInfo => None,
         }
     }
 }

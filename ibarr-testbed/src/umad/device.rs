@@ -20,7 +20,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
-use ibarr_common::wire::mad::{self, Class, Header, Method, Tid};
+use ibarr_common::wire::mad::{self, Class, Header, Tid};
 use ibarr_common::wire::umad::{AgentId, HeaderWire, MAX_LEN, Received};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
@@ -132,15 +132,11 @@ impl Device {
         sent
     }
 
-    /// The port receives a MAD. It is dropped if it is neither an answer to a sent MAD nor a report.
+    /// The port receives a MAD. It is dropped if it is no answer to a sent MAD.
     pub(super) fn receive(&mut self, from: Lid, mad: &[u8; mad::LEN]) {
         let Ok((header, _)) = Header::parse(mad) else { return };
         let received = Received::Mad { agent: AGENT, from: Some(from), mad };
         let bytes = received.emit(mad);
-        if (header.class, header.method) == (Class::SUBNET_ADM, Method::REPORT) {
-            self.open.values().for_each(|socket| give(socket, bytes.as_ref()));
-            return;
-        }
         let asked = |waiting: &Waiting| waiting.class == header.class;
         if header.method.is_response() && self.waiting.get(&header.tid).is_some_and(asked) {
             self.waiting.remove(&header.tid);
@@ -236,7 +232,6 @@ fn upper_half(tid: Tid) -> u32 {
 #[cfg(test)]
 mod tests {
     use ibarr_common::ib::Sl;
-    use ibarr_common::wire::inform::Report;
     use ibarr_common::wire::mad::Transaction;
     use ibarr_common::wire::sa::{Question, Request};
     use ibarr_common::wire::umad::{HEADER_LEN, PKeyIndex, Send};
@@ -252,7 +247,7 @@ mod tests {
             to: Lid::new(1).unwrap(),
             sl: Sl::default(),
             pkey_index: PKeyIndex(0),
-            timeout: Some(Duration::from_millis(100)),
+            timeout: Duration::from_millis(100),
             mad,
         };
         send.emit().as_ref().to_vec()
@@ -335,24 +330,6 @@ mod tests {
             assert_eq!(read(&daemon), Ok(Vec::new()));
             assert_eq!((device.connections(), device.poll_timeout()), (0, None));
         }
-    }
-
-    #[test]
-    fn answer_to_a_report_keeps_its_transaction_and_waits_for_nothing() {
-        let mut device = Device::new();
-        let daemon = connect(&mut device);
-        let report = Report::of_link(Tid::new(0x0305_0000_0000_0001), Lid::new(2).unwrap());
-        device.receive(Lid::new(1).unwrap(), report.emit().octets());
-        let bytes = read(&daemon).unwrap();
-        let Ok(Received::Mad { agent, from, mad }) = Received::parse(&bytes) else {
-            panic!("{bytes:02x?}")
-        };
-        let mad = Report::parse(mad).unwrap().emit_answer();
-        let (to, sl, pkey_index) = (from.unwrap(), Sl::default(), PKeyIndex(0));
-        let send = Send { agent, to, sl, pkey_index, timeout: None, mad };
-        give(&daemon, send.emit().as_ref());
-        assert_eq!(device.take(START).remove(0).mad, *report.emit_answer().octets());
-        assert_eq!(device.poll_timeout(), None);
     }
 
     #[test]

@@ -19,11 +19,9 @@ use ibarr_testbed::umad::Directory;
 use ibarr_user::sys::clock;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socketpair, sockopt,
 };
-use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::machine::{MARKER, Machine, ibarr};
@@ -152,13 +150,6 @@ impl Daemon {
         counters["counters"][counter].as_u64().unwrap_or_else(|| panic!("no counter {counter}"))
     }
 
-    /// Ends the daemon, and waits for its end.
-    pub(crate) fn end(mut self) {
-        let pid = i32::try_from(self.child.id()).unwrap();
-        kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
-        assert!(self.child.wait().unwrap().success());
-    }
-
     /// Asks as the kernel does, and waits for the outcome.
     pub(crate) fn resolve(&mut self, request: ResolvePath) -> (PathOutcome, Vec<Record>) {
         self.resolve_all(vec![request]).remove(0)
@@ -250,7 +241,7 @@ impl Drop for Daemon {
 }
 
 /// Writes the daemon's configuration file.
-pub(crate) fn configure(machine: &Machine, config: &str) -> PathBuf {
+fn configure(machine: &Machine, config: &str) -> PathBuf {
     let file = machine.directory().join("ibarr.toml");
     fs::write(&file, format!("responder = \"user\"\n{config}")).unwrap();
     file

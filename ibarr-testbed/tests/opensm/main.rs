@@ -8,7 +8,6 @@
 mod answers;
 mod daemon;
 mod fabric;
-mod inform;
 mod managers;
 mod rig;
 mod size;

@@ -17,9 +17,9 @@ use super::Exit;
 use super::times::Tally;
 use crate::causes::escaped;
 use crate::control::messages::{
-    Answer, Body, CacheEntry, CachedPath, Elapsed, Failure, Informed, KernelMaps, LastEvent,
-    LogStatus, Millis, Number, OrText, PathAnswer, PathHops, PathRequests, Pinged, PortAddress,
-    PortChoice, PortStatus, Probing, Response, Setting, Status, Summary, Times,
+    Answer, Body, CacheEntry, CachedPath, Elapsed, Failure, KernelMaps, LastEvent, LogStatus,
+    Millis, Number, PathAnswer, PathHops, PathRequests, Pinged, PortAddress, PortChoice,
+    PortStatus, Probing, Response, Setting, Status, Summary, Times,
 };
 
 /// Why standard output failed.
@@ -342,19 +342,6 @@ fn port(port: &PortStatus) {
     line(&format!("    P_Keys {}", join(&port.pkeys, ", ")));
     for PortAddress { ip, interface, gid } in &port.addresses {
         line(&format!("    {ip} on {interface} is {gid}"));
-    }
-    if let Some(informed) = &port.informed {
-        line(&match informed {
-            OrText::Value(Informed::Yes) => {
-                "    its subnet administrator reports changes".to_owned()
-            }
-            OrText::Value(Informed::NotYet) => {
-                "    its subnet administrator has not yet agreed to report changes".to_owned()
-            }
-            OrText::Text(reason) => {
-                format!("    its subnet administrator does not report changes: {reason}")
-            }
-        });
     }
     line(&match (&port.deaf, &port.last_event) {
         (Some(reason), _) => format!("    events not received: {reason}"),

@@ -91,7 +91,7 @@ mod tests {
 
     fn parse(text: &str) -> Result<Acm, String> {
         let source = Source { name: "f".to_owned(), text: text.to_owned() };
-        read(&[source], Acm::read).map_err(|mistakes| mistakes[0].to_string())
+        read(&[source], Acm::read).map(|(acm, _)| acm).map_err(|mistakes| mistakes[0].to_string())
     }
 
     #[test]

@@ -72,7 +72,8 @@ mod tests {
         let text = format!("[metrics]\nlisten = \"{text}\"\n");
         let source = Source { name: "f".to_owned(), text };
         let acm = Path::new("/run/acm.sock");
-        read_all(&[source], |root| read(root, &[acm])).map_err(|mistakes| mistakes[0].to_string())
+        let read = read_all(&[source], |root| read(root, &[acm]));
+        read.map(|(listen, _)| listen).map_err(|mistakes| mistakes[0].to_string())
     }
 
     #[test]

@@ -55,8 +55,6 @@ pub struct Config {
     pub local_service: local_service::Config,
     /// How to ask subnet administrators, and how long to remember paths.
     pub paths: PathsConfig,
-    /// Whether to ask subnet administrators for reports of changes.
-    pub inform: bool,
     /// File that keeps paths for the next daemon; `None` for no file.
     pub snapshot: Option<PathBuf>,
     /// What is logged, if the command line does not say it.
@@ -67,6 +65,8 @@ pub struct Config {
     pub acm: Acm,
     /// Where metrics are served; `None` for nowhere.
     pub metrics: Option<Listen>,
+    /// Changed keys that have no effect any more.
+    pub retired: Vec<String>,
 }
 
 /// Why the configuration cannot be used.
@@ -109,12 +109,20 @@ impl Config {
         is_too_long.then_some(warning).into_iter().collect()
     }
 
+    /// A warning if keys are set that have no effect any more.
+    pub fn outdated(&self) -> Option<String> {
+        let keys = self.retired.join(", ");
+        (!keys.is_empty()).then(|| format!("without effect, and refused from 2.0.0 on: {keys}"))
+    }
+
     /// Checks files and applies one after the other.
     ///
     /// # Errors
     /// All mistakes, each with its place and remedy.
     pub fn read(sources: &[Source]) -> Result<Self, Error> {
-        reader::read(sources, Self::of).map_err(|mistakes| Error::Mistakes { mistakes })
+        let (config, retired) =
+            reader::read(sources, Self::of).map_err(|mistakes| Error::Mistakes { mistakes })?;
+        Ok(Self { retired, ..config })
     }
 
     fn of(root: &mut Table<'_, '_>) -> Self {
@@ -123,7 +131,7 @@ impl Config {
             NonZeroU16::new(port).ok_or_else(|| "must not be 0".to_owned())
         });
         let source_check = root.value("source-check", SourceCheck::default(), source_check);
-        let (mut paths, inform, snapshot) = paths::read(root);
+        let (mut paths, snapshot) = paths::read(root);
         paths.on_no_record = root.value("on-no-record", paths.on_no_record, no_path);
         paths.on_sa_silent = root.value("on-sa-silent", paths.on_sa_silent, no_path);
         let client = client(root, udp_port, source_check);
@@ -154,10 +162,10 @@ impl Config {
             },
             local_service: local_service(root, deadline),
             paths,
-            inform,
             snapshot,
             acm,
             metrics,
+            retired: Vec::new(),
             log_level: root.value("log-level", Level::default(), |value| value.parse("info")),
         }
     }
@@ -366,26 +374,13 @@ mod tests {
     #[test]
     fn packaged_file_shows_the_defaults() {
         let text = effective::DEFAULTS;
-        let config = parse(text);
-        let default = parse("");
-        assert_eq!(config.client, default.client);
-        assert_eq!(config.client, client::Config::default());
-        assert_eq!(config.allow, default.allow);
-        assert_eq!(config.view, default.view);
-        assert_eq!(config.local_service, default.local_service);
-        assert_eq!(config.local_service, local_service::Config::default());
-        assert_eq!(config.log_level, default.log_level);
-        assert_eq!(config.responder, default.responder);
-        assert_eq!(config.responder, bpf::Settings::default());
+        for text in [text, ""] {
+            let config = Config { files: Vec::new(), ..parse(text) };
+            assert_eq!(format!("{config:?}"), format!("{:?}", Config::default()));
+        }
         // Every key is there: without its "key =", a line of the rendered default would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 40);
-        assert_eq!((config.metrics, default.metrics), (None, None));
-        assert_eq!(config.acm, default.acm);
-        assert_eq!((config.inform, default.inform), (false, false));
-        assert_eq!((config.snapshot, default.snapshot), (None, None));
-        assert_eq!(config.paths, default.paths);
-        assert_eq!(config.paths, paths::Config::default());
+        assert_eq!(keys.count(), 39);
     }
 
     #[test]
@@ -409,7 +404,6 @@ mod tests {
              resends = [\"30ms\", \"1s\"]\n\
              fresh-for = \"0s\"\n\
              cache-ttl = \"2min\"\n\
-             refresh-rate = 500\n\
              [paths]\n\
              qos = \"on\"\n\
              cache-ttl = \"10min\"\n\
@@ -417,7 +411,6 @@ mod tests {
              max-cached = 1000\n\
              repeat-rate = 0\n\
              fallback-interval = \"20s\"\n\
-             inform = true\n\
              snapshot = \"/var/lib/ibarr/paths\"\n\
              [[static-gid]]\n\
              ip = \"10.2.0.5\"\n\
@@ -445,7 +438,6 @@ mod tests {
             ..paths::Config::default()
         };
         assert_eq!(config.paths, expected);
-        assert!(config.inform);
         assert_eq!(config.snapshot, Some("/var/lib/ibarr/paths".into()));
         assert!(config.allow.contains("10.1.2.3".parse().unwrap()));
         assert!(!config.allow.contains("192.0.2.1".parse().unwrap()));
@@ -460,6 +452,19 @@ mod tests {
             udp_port: NonZeroU16::new(5000).unwrap(),
         };
         assert_eq!(config.responder, expected);
+    }
+
+    #[test]
+    fn changed_keys_without_effect_are_one_warning_until_2_0_0() {
+        assert_eq!(env!("CARGO_PKG_VERSION_MAJOR"), "1");
+        let outdated = |text: &str| parse(text).outdated();
+        assert_eq!(outdated(include_str!("../../tests/golden/ibarr-1.0.0.toml")), None);
+        let changed = "[client]\nrefresh-rate = 50\n[paths]\ninform = true";
+        let warning =
+            "without effect, and refused from 2.0.0 on: paths.inform, client.refresh-rate";
+        assert_eq!(outdated(changed), Some(warning.to_owned()));
+        let elsewhere = "line 1: inform is not a key of ibarr; known here: ";
+        assert!(mistakes("inform = false")[0].starts_with(elsewhere));
     }
 
     #[test]

@@ -7,18 +7,15 @@ use std::time::Duration;
 
 use ibarr_proto::paths::{self, Qos};
 
+use super::duration;
 use super::reader::{Table, Value, file};
-use super::{duration, switch};
 
 /// Entries that take about a gigabyte.
 const MAX_PATHS: usize = 5_000_000;
 
-pub(super) fn read(root: &mut Table<'_, '_>) -> (paths::Config, bool, Option<PathBuf>) {
+pub(super) fn read(root: &mut Table<'_, '_>) -> (paths::Config, Option<PathBuf>) {
     let default = paths::Config::default();
-    root.table("paths", |table| {
-        let inform = table.value("inform", false, switch);
-        (paths_of(table, default), inform, table.value("snapshot", None, file))
-    })
+    root.table("paths", |table| (paths_of(table, default), table.value("snapshot", None, file)))
 }
 
 fn paths_of(table: &mut Table<'_, '_>, default: paths::Config) -> paths::Config {

@@ -52,11 +52,20 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// Table and name of each key that had an effect in an earlier version. Files still have them.
-pub(super) const RETIRED: [(&str, &str); 1] = [("client", "refresh-rate")];
+/// Table, name and default of each key that had an effect in 1.0.0. Files still have them. 2.0.0 refuses
+/// them, and this list ends.
+const RETIRED: [(&str, &str, &str); 2] =
+    [("client", "refresh-rate", "500"), ("paths", "inform", "false")];
+
+/// The default of a key that has no effect any more.
+pub(super) fn retired(table: &str, key: &str) -> Option<&'static str> {
+    RETIRED.iter().find_map(|(of, name, before)| ((*of, *name) == (table, key)).then_some(*before))
+}
 
 /// Reads `sources` with `read`, which gets the root table. A key of a later file counts more than that of
 /// an earlier one.
+///
+/// Also returns the keys that were changed from their default and have no effect any more.
 ///
 /// # Errors
 /// All mistakes in the files, ordered by file and line: wrong syntax, unknown keys, and those that `read`
@@ -64,10 +73,10 @@ pub(super) const RETIRED: [(&str, &str); 1] = [("client", "refresh-rate")];
 pub(super) fn read<T>(
     sources: &[Source],
     read: impl FnOnce(&mut Table<'_, '_>) -> T,
-) -> Result<T, Vec<Mistake>> {
+) -> Result<(T, Vec<String>), Vec<Mistake>> {
     let parsed: Vec<_> =
         sources.iter().map(|source| DeTable::parse_recoverable(&source.text)).collect();
-    let mut found = Found { sources, mistakes: Vec::new() };
+    let mut found = Found { sources, mistakes: Vec::new(), retired: Vec::new() };
     for (source, (_, errors)) in parsed.iter().enumerate() {
         for error in errors {
             let span = error.span().unwrap_or_default();
@@ -80,7 +89,7 @@ pub(super) fn read<T>(
     });
     let value = Table::read("", &parts.collect::<Vec<_>>(), &mut found, read);
     if found.mistakes.is_empty() {
-        return Ok(value);
+        return Ok((value, found.retired));
     }
     let place = |mistake: &Mistake| (mistake.source, mistake.line, mistake.column);
     found.mistakes.sort_by_key(place);
@@ -88,13 +97,21 @@ pub(super) fn read<T>(
     Err(found.mistakes)
 }
 
-/// The mistakes so far.
+/// The mistakes so far, and changed keys without effect.
 struct Found<'a> {
     sources: &'a [Source],
     mistakes: Vec<Mistake>,
+    retired: Vec<String>,
 }
 
 impl Found<'_> {
+    /// The value as the file has it, without white space.
+    fn text(&self, entry: &Entry<'_>) -> String {
+        let source = self.sources.get(entry.source);
+        let value = source.and_then(|source| source.text.get(entry.value.span()));
+        value.unwrap_or_default().split_whitespace().collect()
+    }
+
     fn add(&mut self, at: &Place, message: String) {
         let Some(Source { name, text }) = self.sources.get(at.source) else { return };
         let start = (0..=at.span.start.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
@@ -297,7 +314,10 @@ impl<'a, 'b> Table<'a, 'b> {
 
     fn report_unknown(&mut self) {
         for (key, entries) in std::mem::take(&mut self.rest) {
-            if RETIRED.contains(&(self.path.trim_end_matches('.'), key)) {
+            if let Some(before) = retired(self.path.trim_end_matches('.'), key) {
+                if entries.iter().any(|entry| self.found.text(entry) != before) {
+                    self.found.retired.push(format!("{}{key}", self.path));
+                }
                 continue;
             }
             let near = self.known.iter().find(|known| are_near(known, key));

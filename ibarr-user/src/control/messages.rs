@@ -26,8 +26,8 @@ pub use super::doctor_messages::{Check, CheckState};
 pub use super::health_messages::{HealthReason, HealthState, SubsystemHealth};
 pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
-    CachedPath, Informed, LastEvent, PathAnswer, PathHops, PathRequest, PathSource, PathStatus,
-    PortAddress, PortChoice, PortStatus, Probing, SaTally, Silence,
+    CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PathSource, PathStatus, PortAddress,
+    PortChoice, PortStatus, Probing, SaTally, Silence,
 };
 pub use super::top_messages::{
     AnswerRate, Answerer, ErrorRate, PortRate, RequestKind, RequestRate, Top,

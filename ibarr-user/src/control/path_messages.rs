@@ -8,7 +8,7 @@ use ibarr_common::ib::{FlowLabel, Gid, Lid, PKey, Sl};
 use ibarr_proto::paths::{PortEvent, PortName};
 use serde::{Deserialize, Serialize};
 
-use super::values::{Elapsed, Millis, Number, OrText, Text, is_default, states};
+use super::values::{Elapsed, Millis, Number, Text, is_default, states};
 
 /// The ends of a path.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -212,10 +212,6 @@ pub struct PortStatus {
     /// The last event that the kernel reported for the port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_event: Option<LastEvent>,
-    /// Whether its subnet administrator reports changes: `yes`, `not yet`, or the reason why not.
-    /// Absent if reports are off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub informed: Option<OrText<Informed>>,
     /// Why the daemon does not receive the kernel's events of the port; absent if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deaf: Option<String>,
@@ -243,16 +239,6 @@ pub struct PortAddress {
     pub interface: String,
     /// The GID in replies about it.
     pub gid: Text<Gid>,
-}
-
-states! {
-    /// Whether a subnet administrator reports changes.
-    Informed {
-        /// It has agreed to.
-        Yes = "yes",
-        /// It has not answered yet.
-        NotYet = "not yet",
-    }
 }
 
 /// A subnet administrator that does not answer.

@@ -42,7 +42,7 @@ use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use rand_chacha::ChaCha12Rng;
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use self::acm::Acm;
 pub use self::descriptions::{Description, descriptions};
@@ -237,6 +237,7 @@ impl Engine {
             options,
             config,
         };
+        engine.config.outdated().into_iter().for_each(|warning| warn!("{warning}"));
         engine.start_acm(now);
         engine.start_kernel(now);
         engine.preloads.configure(&engine.config.acm);
@@ -309,14 +310,12 @@ impl Engine {
         self.stop_kernel(now);
         self.stop_acm(now);
         self.end_traces(now);
-        self.node.give_back(now, ends_at);
     }
 
     fn has_ended(&self) -> bool {
         self.ends_at.is_some_and(|ends_at| {
             let is_done = self.kernel.socket().has_room()
                 && self.node.local_service().is_idle()
-                && !self.node.paths().is_giving_back()
                 && !self.responder.is_reporting();
             is_done || ends_at <= clock::now()
         })

@@ -21,9 +21,9 @@ use tokio::sync::oneshot;
 use super::events::Hearing;
 use super::{Engine, log};
 use crate::control::messages::{
-    Body, CachedPath, Elapsed, Failure, FailureKind, Informed, LastEvent, Number, OrText,
-    PathAnswer, PathHops, PathRequest, PathSource, PathStatus, PortAddress, PortChoice, PortStatus,
-    Probing, Response, SaTally, Silence, Text,
+    Body, CachedPath, Elapsed, Failure, FailureKind, LastEvent, Number, PathAnswer, PathHops,
+    PathRequest, PathSource, PathStatus, PortAddress, PortChoice, PortStatus, Probing, Response,
+    SaTally, Silence, Text,
 };
 use crate::transport::ports::{self, Ports};
 use crate::transport::umad::{self, Meaning, Sending, Umads};
@@ -88,7 +88,6 @@ impl Engine {
                 }
                 self.rdma.umads.block(port, blocked);
                 self.tell_facts(now, port, name, facts);
-                self.take_reports(now, port);
                 self.hear_events_of(now, port, name.device);
                 self.preload(now);
             }
@@ -126,26 +125,7 @@ impl Engine {
         }
     }
 
-    /// Subscribes to reports of a port's SA, if that is configured and the umad device is open.
-    fn take_reports(&mut self, now: Instant, port: PortIndex) {
-        if self.config.inform && self.ends_at.is_none() && self.rdma.umads.take_reports(port) {
-            self.tell_paths(now, Input::Reports { port, taken: true });
-        }
-    }
-
-    /// Updates the subscriptions of all ports, after the configuration has changed from
-    /// `was_wanted`.
-    pub(super) fn reconsider_reports(&mut self, now: Instant, was_wanted: bool) {
-        let ports: Vec<_> = self.node.paths().ports().map(|(port, ..)| port).collect();
-        match self.config.inform {
-            true if !was_wanted => ports.into_iter().for_each(|port| self.take_reports(now, port)),
-            false if was_wanted => self.node.give_back(now, now + DEADLINE),
-            _ => {}
-        }
-    }
-
     fn lose_device(&mut self, now: Instant, port: PortIndex) {
-        self.tell_paths(now, Input::Reports { port, taken: false });
         let known = self.node.paths().ports().find(|(index, ..)| *index == port);
         if let Some((_, name, facts, _)) = known {
             let facts = facts.clone();
@@ -239,7 +219,6 @@ impl Engine {
                 }),
                 blocked: self.why_no_sa(index, facts),
                 last_event: last_event(index),
-                informed: self.informed(index),
                 deaf: self.rdma.hearing.why_not(name.device).map(str::to_owned),
             }
         };
@@ -259,18 +238,6 @@ impl Engine {
             }
         }
         addresses
-    }
-
-    /// `None` if reports are not wanted.
-    fn informed(&self, port: PortIndex) -> Option<OrText<Informed>> {
-        if !self.config.inform {
-            return None;
-        }
-        Some(match (self.rdma.umads.why_no_reports(port), self.node.paths().is_informed(port)) {
-            (Some(reason), _) => OrText::Text(reason.to_owned()),
-            (None, Some(true)) => OrText::Value(Informed::Yes),
-            (None, _) => OrText::Value(Informed::NotYet),
-        })
     }
 
     fn why_no_sa(&self, port: PortIndex, facts: &PortFacts) -> Option<String> {

@@ -115,7 +115,7 @@ impl Engine {
                 (self.reloads.succeeded, self.reloads.failed) = (Some(now), None);
                 let mut done = format!("configuration: {}", self.config_name());
                 info!(message_id = ids::RELOADED, "reloaded, {done}");
-                for warning in self.config.warnings() {
+                for warning in self.config.warnings().into_iter().chain(self.config.outdated()) {
                     warn!("{warning}");
                     done = format!("{done}\nwarning: {warning}");
                 }
@@ -155,8 +155,7 @@ impl Engine {
         self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
         self.snapshots.set_file(now, config.snapshot.clone());
         self.levels.configure(config.log_level.clone());
-        let was_informed = std::mem::replace(&mut self.config, config).inform;
-        self.reconsider_reports(now, was_informed);
+        self.config = config;
         self.acm.sockets.serve(&self.config.acm);
         self.preloads.configure(&self.config.acm);
         self.preload(now);

@@ -278,7 +278,7 @@ impl Engine {
             let subject: Subject = match question {
                 Question::Path(question) => question.into(),
                 Question::Known(query) => query.into(),
-                Question::ClassPortInfo | Question::Inform(_) => return,
+                Question::ClassPortInfo => return,
             };
             let (tie, to) = (Tie::Mad(port, transaction), sa.lid);
             let step = |number| Step::Mad { port: name, to, number, is_probe };
@@ -300,7 +300,7 @@ impl Engine {
             let refusal = match answer {
                 Answer::Path(_) => None,
                 Answer::Refused(refusal) => Some(refusal),
-                Answer::ClassPortInfo(_) | Answer::Inform(_) => return,
+                Answer::ClassPortInfo(_) => return,
             };
             let tie = Tie::Mad(port, tid.transaction());
             let step = |_| Step::MadAnswer { port: name, from, refusal };

@@ -28,8 +28,6 @@ use super::fd;
 pub struct Opened {
     fd: OwnedFd,
     agent: AgentId,
-    /// A socket has one agent, which also receives reports.
-    is_socket: bool,
 }
 
 impl Opened {
@@ -54,12 +52,12 @@ impl Opened {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-        Ok(Self { fd, agent: AgentId(0), is_socket: true })
+        Ok(Self { fd, agent: AgentId(0) })
     }
 
     fn register(fd: OwnedFd) -> io::Result<Self> {
         let agent = register(&fd, Register2Wire::SA_CLIENT)?;
-        Ok(Self { fd, agent, is_socket: false })
+        Ok(Self { fd, agent })
     }
 }
 
@@ -79,8 +77,6 @@ fn is_socket(path: &Path) -> bool {
 pub struct Device {
     fd: AsyncFd<OwnedFd>,
     agent: AgentId,
-    /// A socket has one agent, which also receives reports.
-    is_socket: bool,
 }
 
 impl Device {
@@ -89,29 +85,14 @@ impl Device {
     /// # Errors
     /// Errors of epoll_ctl(2).
     pub fn adopt(opened: Opened) -> io::Result<Self> {
-        let Opened { fd, agent, is_socket } = opened;
+        let Opened { fd, agent } = opened;
         let fd = fd::watch(fd, Interest::READABLE)?;
-        Ok(Self { fd, agent, is_socket })
+        Ok(Self { fd, agent })
     }
 
     /// The kernel's id of our agent.
     pub fn agent(&self) -> AgentId {
         self.agent
-    }
-
-    /// Registers a second agent, which receives reports of the SA. The kernel only allocates it,
-    /// and does not access the hardware.
-    ///
-    /// # Errors
-    /// `AddrInUse` if another program receives reports at this port; other errors of the registration.
-    pub fn take_reports(&self) -> io::Result<AgentId> {
-        if self.is_socket {
-            return Ok(self.agent);
-        }
-        register(&self.fd, Register2Wire::SA_REPORTS).map_err(|error| match error {
-            Errno::EINVAL => io::ErrorKind::AddrInUse.into(),
-            error => error.into(),
-        })
     }
 
     /// Waits for a message, and reads it into a buffer that is as long as a message can be. Cancel safe.

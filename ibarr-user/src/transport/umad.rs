@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad;
-use ibarr_common::wire::umad::{AgentId, MAX_LEN, Received, Send};
+use ibarr_common::wire::umad::{MAX_LEN, Received, Send};
 use ibarr_proto::paths::PortName;
 use ibarr_proto::sa::{PortIndex, Transmit};
 use tokio::sync::mpsc;
@@ -78,8 +78,6 @@ pub enum Sending {
 struct OpenDevice {
     opening: u64,
     device: Arc<Device>,
-    /// The agent that receives reports, or why there is none. `None`: registration was not tried.
-    reports: Option<Result<AgentId, String>>,
     task: AbortHandle,
     /// While this exists, the device is not opened again.
     _token: Token,
@@ -120,7 +118,7 @@ impl Umads {
         let name = self.name(port);
         info!(message_id = ids::SA_ASKED, port = %name, "asking its subnet administrator");
         self.blocked.remove(&port);
-        self.open.insert(port, OpenDevice { opening, device, reports: None, task, _token: token });
+        self.open.insert(port, OpenDevice { opening, device, task, _token: token });
     }
 
     /// Notes that the umad device of a port is not open, for this reason; `None` if it is unknown
@@ -149,30 +147,6 @@ impl Umads {
         self.open.contains_key(&port)
     }
 
-    /// Registers for reports of the SA at a port; returns whether that succeeded.
-    pub fn take_reports(&mut self, port: PortIndex) -> bool {
-        let name = self.name(port);
-        let Some(OpenDevice { device, reports, .. }) = self.open.get_mut(&port) else {
-            return false;
-        };
-        let reports = reports.get_or_insert_with(|| {
-            device.take_reports().map_err(|error| {
-                let reason = match error.kind() {
-                    io::ErrorKind::AddrInUse => "another program takes the reports".to_owned(),
-                    _ => error.to_string(),
-                };
-                warn!(port = %name, "its subnet administrator cannot report changes: {reason}");
-                reason
-            })
-        });
-        reports.is_ok()
-    }
-
-    /// Why the port receives no reports, for people.
-    pub fn why_no_reports(&self, port: PortIndex) -> Option<&str> {
-        self.open.get(&port)?.reports.as_ref()?.as_ref().err().map(String::as_str)
-    }
-
     /// Why the umad device is not open, for people.
     pub fn why_not(&self, port: PortIndex) -> Option<&str> {
         self.blocked.get(&port).map(String::as_str)
@@ -180,14 +154,11 @@ impl Umads {
 
     /// Sends a MAD through the umad device of its port.
     pub fn send(&mut self, transmit: &Transmit) -> Sending {
-        let Some(OpenDevice { device, reports, .. }) = self.open.get(&transmit.port) else {
+        let Some(OpenDevice { device, .. }) = self.open.get(&transmit.port) else {
             return Sending::Refused;
         };
-        // An answer is sent by the agent that received the request.
-        let reports = reports.as_ref().and_then(|reports| reports.as_ref().ok());
-        let agent = reports.filter(|_| transmit.timeout.is_none());
         let message = Send {
-            agent: agent.copied().unwrap_or_else(|| device.agent()),
+            agent: device.agent(),
             to: transmit.sa.lid,
             sl: transmit.sa.sl,
             pkey_index: transmit.sa.pkey_index,
@@ -198,10 +169,7 @@ impl Umads {
             Ok(()) => Sending::Sent,
             Err(error) => {
                 self.counters.count(Counter::MadNotSent);
-                // The same answer may still be in flight (`is_duplicate` of user_mad.c).
-                let is_twice =
-                    transmit.timeout.is_none() && error.kind() == io::ErrorKind::InvalidInput;
-                if is_passing(&error) || is_twice {
+                if is_passing(&error) {
                     tracing::debug!(port = %self.name(transmit.port), %error, "MAD not sent");
                     return Sending::Refused;
                 }
@@ -214,8 +182,7 @@ impl Umads {
     /// Interprets an event.
     pub fn read<'a>(&mut self, event: &'a Event) -> Meaning<'a> {
         let is_it = |open: &&OpenDevice| open.opening == event.opening;
-        let Some(OpenDevice { device, reports, .. }) = self.open.get(&event.port).filter(is_it)
-        else {
+        let Some(OpenDevice { device, .. }) = self.open.get(&event.port).filter(is_it) else {
             return Meaning::Nothing;
         };
         let packet = match &event.what {
@@ -226,9 +193,7 @@ impl Umads {
             }
         };
         match Received::parse(packet) {
-            Ok(Received::Mad { agent, from, mad })
-                if agent == device.agent() || *reports == Some(Ok(agent)) =>
-            {
+            Ok(Received::Mad { agent, from, mad }) if agent == device.agent() => {
                 Meaning::Mad { port: event.port, from, mad }
             }
             Ok(Received::Unanswered { agent, .. }) if agent == device.agent() => {

@@ -123,18 +123,6 @@ impl Simulator {
                 }
             }
         }
-        // A report is for clients with a subscription; each client knows whether it has one.
-        if header.method == mad::Method::REPORT {
-            let takes = |client: &Option<Client>| {
-                client.as_ref().is_some_and(|client| client.port == port && !client.is_manager)
-            };
-            let clients = self.clients.iter().enumerate().filter(|(_, client)| takes(client));
-            let clients: Vec<_> = clients.map(|(id, _)| id).collect();
-            let handed = clients.into_iter().filter(|id| self.hand(*id, &packet, 0)).count();
-            if handed > 0 {
-                return self.settle(fabric, now);
-            }
-        }
         // Clients have no time-outs of their own, so a client whose request found no receiver gets
         // an error.
         let status = if is_response { 0 } else { ETIMEDOUT };

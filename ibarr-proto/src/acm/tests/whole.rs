@@ -213,7 +213,7 @@ fn sa(question: &sa::Question) -> Option<sa::Answer> {
     let query = match *question {
         sa::Question::Path(question) => question.into(),
         sa::Question::Known(query) => query,
-        sa::Question::ClassPortInfo | sa::Question::Inform(_) => return None,
+        sa::Question::ClassPortInfo => return None,
     };
     let record = Fields {
         dgid: gid("fe80::5"),

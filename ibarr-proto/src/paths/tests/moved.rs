@@ -270,9 +270,6 @@ proptest! {
                             let info = ClassPortInfo { has_qos: false };
                             (request.answer(Answer::ClassPortInfo(info)).emit(), None)
                         }
-                        Question::Inform(info) => {
-                            (request.answer(Answer::Inform(info)).emit(), None)
-                        }
                         Question::Known(_) => panic!("no user asks"),
                     };
                     on_the_way.push((Some(sent.sa.lid), mad, said));

@@ -62,7 +62,7 @@ impl Rig {
             wire::Question::ClassPortInfo => {
                 Some(wire::Answer::ClassPortInfo(ClassPortInfo::default()))
             }
-            wire::Question::Path(_) | wire::Question::Known(_) | wire::Question::Inform(_) => None,
+            wire::Question::Path(_) | wire::Question::Known(_) => None,
         });
         rig
     }
@@ -132,9 +132,7 @@ fn record(question: &PathQuestion, hop_limit: u8) -> PathRecord {
 fn path(hop_limit: u8) -> impl Fn(&wire::Question) -> Option<wire::Answer> {
     move |question| match question {
         wire::Question::Path(question) => Some(wire::Answer::Path(record(question, hop_limit))),
-        wire::Question::ClassPortInfo | wire::Question::Known(_) | wire::Question::Inform(_) => {
-            None
-        }
+        wire::Question::ClassPortInfo | wire::Question::Known(_) => None,
     }
 }
 

@@ -4,7 +4,6 @@
 //! asks and is answered; the subnet manager is silent, ends, comes back and gives other LIDs; interfaces
 //! and HCAs vanish and return.
 
-mod inform;
 mod interfaces;
 mod lids;
 mod moved;
@@ -39,7 +38,6 @@ pub(crate) fn run() -> ExitCode {
 
 fn prove(report: &mut Report, mut scene: Scene) {
     paths::prove(report, &scene);
-    inform::prove(report, &scene);
     moved::prove(report, &mut scene);
     // The daemon hears no events now, so only IPoIB's requests show it what has changed.
     subnet::prove(report, &mut scene);

@@ -79,7 +79,7 @@ async fn ask(port: &str, guid: u64) -> Result<()> {
         to: lid(port, "sm_lid")?,
         sl: Sl::default(),
         pkey_index: PKeyIndex(0),
-        timeout: Some(Duration::from_secs(2)),
+        timeout: Duration::from_secs(2),
         mad: Mad::from_octets(octets),
     };
     device.write(request.emit().as_ref())?;
