@@ -5,11 +5,14 @@
 use ibarr_common::ib::{Guid, PortNum};
 use ibarr_common::wire::smp::NodeType;
 use ibarr_fabric::Topology;
-use ibarr_fabric::topology::PortId;
+use ibarr_fabric::topology::{Node, PortId};
 use proptest::prelude::*;
 
 /// The output of `ibnetdiscover` for a fabric of `ibfab` under OpenSM 3.3.23.
 const DISCOVERED: &str = include_str!("golden/ibnetdiscover.topo");
+
+/// As `ibnetdiscover -g` groups it, with ports that have a number on the chassis.
+const GROUPED: &str = include_str!("golden/ibnetdiscover-grouped.topo");
 
 #[test]
 fn output_of_ibnetdiscover_is_parsed() {
@@ -26,12 +29,42 @@ fn output_of_ibnetdiscover_is_parsed() {
 }
 
 #[test]
+fn output_grouped_by_chassis_is_parsed() {
+    let topology: Topology = GROUPED.parse().unwrap();
+    let peers = ["leaf/1", "leaf/2", "spine/7"].map(|name| {
+        let (node, number) = name.split_once('/').unwrap();
+        let described = |(_, built): &(_, &Node)| built.description == node;
+        let (node, _) = topology.nodes().find(described).unwrap();
+        let number = PortNum::new(number.parse().unwrap()).unwrap();
+        topology.port_name(topology.peer(PortId { node, number }).unwrap())
+    });
+    let [leaf, spine] = ["S-005442ba00001100", "S-005442ba00001200"];
+    assert_eq!(
+        peers,
+        ["H-0008f10403960010/1".to_owned(), format!("{spine}/7"), format!("{leaf}/2")]
+    );
+    assert_eq!(topology.nodes().count(), 3);
+}
+
+#[test]
+fn cable_without_a_port_at_its_end_leads_to_the_first_as_in_ibsim() {
+    let topology: Topology = "Hca 2 \"A\"\n[2] \"B\"\n\nHca 1 \"B\"\n[1] \"A\"[2]".parse().unwrap();
+    let port = topology.find_port("A/2").unwrap();
+    assert_eq!(topology.port_name(topology.peer(port).unwrap()), "B/1");
+}
+
+#[test]
 fn guids_count_up_as_ibsim_counts_them() {
     let text = "Hca 1 \"H1\"\n\nHca 1 \"H2\"\n\nSwitch 8 \"S\"\n\nhcaguid=0x500\nHca 2 \"H3\"\n";
     let topology: Topology = text.parse().unwrap();
     let guids: Vec<_> = topology.nodes().map(|(_, node)| node.guid.get()).collect();
     assert_eq!(guids[..3], [0x10_0000, 0x10_0002, 0x20_0000]);
     assert_eq!(guids[3], 0x500);
+    // Each key is known in the plural, too.
+    let text = "hcaguids=0x100\nHca 1 \"A\"\n\nHca 1 \"B\"\n\nswitchguids=0x900\nSwitch 8 \"S\"\n";
+    let topology: Topology = text.parse().unwrap();
+    let guids: Vec<_> = topology.nodes().map(|(_, node)| node.guid.get()).collect();
+    assert_eq!(guids, [0x100, 0x102, 0x900]);
 }
 
 #[test]

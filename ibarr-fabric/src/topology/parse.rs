@@ -9,7 +9,10 @@
 //!                                # an empty line ends the node
 //! Ca      2 "H1"
 //! [1](100001)     "S1"[1]        # with the GUID of the port
+//! [2]     "S1"                   # as in ibsim: to port 1
 //! ```
+//!
+//! `ibnetdiscover -g` puts headings between the nodes, and a number of the chassis' own after some ports: `[1][ext 5]`.
 
 use ibarr_common::ib::{Guid, PortNum};
 use ibarr_common::wire::smp::NodeType;
@@ -87,7 +90,7 @@ pub(super) fn parse(text: &str) -> Result<Topology, ParseError> {
         let at = |mistake: Mistake| ParseError { line: line_number, mistake };
         let (code, comment) = split_comment(line);
         let code = code.trim();
-        if code.is_empty() {
+        if code.is_empty() || code.starts_with("Chassis ") || code == "Non-Chassis Nodes" {
             continue;
         }
         if let Some(cable) = code.strip_prefix('[') {
@@ -135,13 +138,13 @@ fn split_comment(line: &str) -> (&str, &str) {
 }
 
 fn parse_assignment(ahead: &mut Ahead, key: &str, value: &str) -> Result<(), Mistake> {
-    // `0x200000(200000)`: the port's GUID follows that of the switch.
+    // `0x200000(200000) Spine 1`: the port's GUID follows that of the switch.
     let text = value.split('(').next().unwrap_or_default().trim();
     let number = number(text)?;
     let narrow = || Mistake::Number(text.to_owned());
     match key {
-        "caguid" | "hcaguid" => ahead.ca = Some(number),
-        "switchguid" => ahead.switch = Some(number),
+        "caguid" | "caguids" | "hcaguid" | "hcaguids" => ahead.ca = Some(number),
+        "switchguid" | "switchguids" => ahead.switch = Some(number),
         "rtguid" => ahead.router = Some(number),
         "sysimgguid" => ahead.system_image = Some(number),
         "vendid" => ahead.vendor = u32::try_from(number).map_err(|_| narrow())? & 0x00ff_ffff,
@@ -198,7 +201,8 @@ fn parse_cable<'a>(
 ) -> Result<Option<(PortId, &'a str, PortNum)>, Mistake> {
     let (number, rest) = port_number(cable)?;
     let from = PortId { node, number };
-    let rest = rest.trim_start();
+    let label = rest.strip_prefix("[ext ").and_then(|label| label.split_once(']'));
+    let rest = label.map_or(rest, |(_, rest)| rest).trim_start();
     let (guid, rest) = match rest.strip_prefix('(').and_then(|rest| rest.split_once(')')) {
         Some((guid, rest)) => {
             let hex = u64::from_str_radix(guid.trim_start_matches("0x"), 16);
@@ -215,9 +219,11 @@ fn parse_cable<'a>(
         return Ok(None);
     }
     let (to, rest) = quoted(rest).ok_or(Mistake::Name)?;
-    let rest = rest.trim_start();
-    let to_port = rest.strip_prefix('[').ok_or_else(|| Mistake::PortNumber(rest.to_owned()))?;
-    Ok(Some((from, to, port_number(to_port)?.0)))
+    let number = match rest.trim() {
+        "" => "1",
+        rest => rest.strip_prefix('[').ok_or_else(|| Mistake::PortNumber(rest.to_owned()))?,
+    };
+    Ok(Some((from, to, port_number(number)?.0)))
 }
 
 /// The number in `1] …`, and the part after the bracket.
