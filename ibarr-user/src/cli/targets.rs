@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The destinations of the command line: addresses, host names, and ranges of both.
+//! The destinations of the command line: addresses, host names, and ranges and lists of both, as schedulers write them.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::num::NonZeroU32;
 
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::{Family, is_link_local};
@@ -41,7 +42,7 @@ pub(super) struct Found {
 pub(super) enum Error {
     #[error("{0}: a range needs its closing bracket, like node[1-8]")]
     Open(String),
-    #[error("{text}: {item:?} is no range: write numbers, like [1-8,12]")]
+    #[error("{text}: {item:?} is no range: write numbers, like [1-8,12], or with a step, [1-9/2]")]
     Item { text: String, item: String },
     #[error("{text}: the range {item} ends before it begins")]
     Backwards { text: String, item: String },
@@ -63,10 +64,10 @@ impl From<Error> for Failure {
     }
 }
 
-/// Writes out the ranges in `texts`: `node[1-3]` is `node1`, `node2` and `node3`.
+/// Writes out the lists and ranges in `texts`: `node[1-3],login` is `node1`, `node2`, `node3` and `login`.
 pub(super) fn parse(texts: &[String]) -> Result<Vec<Destination>, Error> {
     let mut all = Vec::new();
-    for text in texts {
+    for text in texts.iter().flat_map(|text| items(text)) {
         let parts = parts(text)?;
         let fits = |count: usize| all.len() + count <= MAX;
         let counts = parts.iter().map(Part::count);
@@ -165,17 +166,18 @@ enum Part {
     Numbers(Vec<Range>),
 }
 
-/// The numbers from `first` to `last`, of at least `width` digits.
+/// Every `step`th number from `first` to `last`, of at least `width` digits.
 #[derive(Debug)]
 struct Range {
     first: u32,
     last: u32,
+    step: NonZeroU32,
     width: usize,
 }
 
 impl Range {
     fn count(&self) -> usize {
-        usize::try_from(self.last - self.first).unwrap_or(MAX).saturating_add(1)
+        usize::try_from((self.last - self.first) / self.step).unwrap_or(MAX).saturating_add(1)
     }
 }
 
@@ -188,10 +190,25 @@ impl Part {
     }
 }
 
+/// The parts of a list between its commas; those in brackets separate numbers.
+fn items(text: &str) -> impl Iterator<Item = &str> {
+    let mut is_inside = false;
+    text.split(move |c| {
+        is_inside = c == '[' || is_inside && c != ']';
+        c == ',' && !is_inside
+    })
+}
+
 fn parts(text: &str) -> Result<Vec<Part>, Error> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some((before, after)) = rest.split_once('[') {
         let (items, after) = after.split_once(']').ok_or_else(|| Error::Open(text.to_owned()))?;
+        if before.is_empty() && items.contains(':') {
+            // An address, in brackets as in a URL.
+            parts.push(Part::Text(items.to_owned()));
+            rest = after;
+            continue;
+        }
         let ranges: Result<_, _> = items.split(',').map(|item| range(text, item)).collect();
         parts.extend([Part::Text(before.to_owned()), Part::Numbers(ranges?)]);
         rest = after;
@@ -201,14 +218,19 @@ fn parts(text: &str) -> Result<Vec<Part>, Error> {
 }
 
 fn range(text: &str, item: &str) -> Result<Range, Error> {
-    let (first, last) = item.split_once('-').unwrap_or((item, item));
+    let (numbers, step) = item.split_once('/').unwrap_or((item, "1"));
+    let (first, last) = numbers.split_once('-').unwrap_or((numbers, numbers));
     let number = |digits: &str| {
         let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        let number = is_number.then(|| digits.parse().ok()).flatten();
-        number.ok_or_else(|| Error::Item { text: text.to_owned(), item: item.to_owned() })
+        is_number.then(|| digits.parse().ok()).flatten()
     };
     let width = if first.starts_with('0') { first.len() } else { 0 };
-    let range = Range { first: number(first)?, last: number(last)?, width };
+    let read = || {
+        let step = number(step).and_then(NonZeroU32::new)?;
+        Some(Range { first: number(first)?, last: number(last)?, step, width })
+    };
+    let wrong = || Error::Item { text: text.to_owned(), item: item.to_owned() };
+    let range = read().ok_or_else(wrong)?;
     if range.last < range.first {
         return Err(Error::Backwards { text: text.to_owned(), item: item.to_owned() });
     }
@@ -227,7 +249,8 @@ fn written(parts: &[Part], mut number: usize) -> String {
                 let mut piece = String::new();
                 for range in ranges {
                     if place < range.count() {
-                        let (value, width) = (range.first as usize + place, range.width);
+                        let value = range.first as usize + place * range.step.get() as usize;
+                        let width = range.width;
                         piece = format!("{value:0width$}");
                         break;
                     }
@@ -262,11 +285,30 @@ mod tests {
     }
 
     #[test]
+    fn lists_of_schedulers_are_written_out() {
+        assert_eq!(texts("node[1-3],login1"), ["node1", "node2", "node3", "login1"]);
+        assert_eq!(texts("c1-032,c1-033"), ["c1-032", "c1-033"]);
+        assert_eq!(texts("node[2-10/4]"), ["node2", "node6", "node10"]);
+        assert_eq!(
+            texts("n[08-12/3,1]x,10.0.0.[1-2]"),
+            ["n08x", "n11x", "n1x", "10.0.0.1", "10.0.0.2"]
+        );
+        assert_eq!(texts("[2001:db8::1]"), ["2001:db8::1"]);
+        assert_eq!(texts("a,[fe80::1%1],[fe80::2]%1"), ["a", "fe80::1%1", "fe80::2%1"]);
+    }
+
+    #[test]
     fn number_of_destinations_is_bounded_before_they_are_made() {
         let parsed = |text: &str| parse(&[text.to_owned()]);
         assert_eq!(parsed("n[1-65536]").unwrap().len(), MAX);
         assert_eq!(parsed("n[1-256]-[1-256]").unwrap().len(), MAX);
-        for many in ["n[0-65536]", "n[1-65536,1]", "n[0-4294967295][0-4294967295][0-4294967295]"] {
+        assert_eq!(parsed("n[0-4294967295/65536]").unwrap().len(), MAX);
+        for many in [
+            "n[0-65536]",
+            "n[1-65536],a",
+            "n[1-65536,1]",
+            "n[0-4294967295][0-4294967295][0-4294967295]",
+        ] {
             assert!(matches!(parsed(many), Err(Error::TooMany)), "{many}");
         }
         let twice = ["n[1-65536]", "n1"].map(str::to_owned);
@@ -280,6 +322,11 @@ mod tests {
             ("node[]", "\"\" is no range"),
             ("node[a-b]", "\"a-b\" is no range"),
             ("node[1-99999999999]", "is no range"),
+            ("node[1-9/0]", "\"1-9/0\" is no range"),
+            ("node[1-9/]", "\"1-9/\" is no range"),
+            ("node1,,node2", "neither"),
+            ("node[1,login", "closing bracket"),
+            ("[::1]x", "neither"),
             ("node[9-1]", "the range 9-1 ends before it begins"),
             ("10.0.0", "neither an address nor a host name"),
             ("10.0.0.300", "neither"),
