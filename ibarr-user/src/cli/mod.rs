@@ -40,7 +40,8 @@ use crate::causes::chain;
 use crate::config::Absent;
 use crate::control::client::Connection;
 use crate::control::messages::{
-    Body, Failure, FailureKind, LevelChange, Millis, Number, PathRequest, Request, Text,
+    Body, Failure, FailureKind, LevelChange, MetricsForm, Millis, Number, PathRequest, Request,
+    Text,
 };
 use crate::daemon;
 use crate::logging::{self, Level, Place};
@@ -168,7 +169,13 @@ enum Command {
     /// Watch what the daemon does: rates, memory, peers, subnet administrators, errors
     Top(TopArgs),
     /// Show the metrics, as Prometheus reads them
-    Metrics(Daemon),
+    Metrics {
+        /// As OpenMetrics, not as Prometheus' text
+        #[arg(long)]
+        openmetrics: bool,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
     /// Stop answering in the kernel and remove all that daemons have left there (needs root; no
     /// daemon may be running)
     Detach {
@@ -325,7 +332,10 @@ pub fn main() -> ExitCode {
             doctor::examine(&daemon, &Dirs { sys: sys_dir, dev: dev_dir }, &bpf_dir, peer)
         }
         Command::Trace(args) => trace::run(&args),
-        Command::Metrics(daemon) => ask::ask(&daemon, &Request::Metrics),
+        Command::Metrics { openmetrics, daemon } => {
+            let form = if openmetrics { MetricsForm::OpenMetrics } else { MetricsForm::Prometheus };
+            ask::ask(&daemon, &Request::Metrics { form })
+        }
         Command::Counters(args) => counters::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Reload(daemon) => ask::ask(&daemon, &Request::Reload),

@@ -89,7 +89,11 @@ pub enum Request {
     /// All counters.
     Counters,
     /// The metrics.
-    Metrics,
+    Metrics {
+        /// How they are written.
+        #[serde(default, skip_serializing_if = "is_default")]
+        form: MetricsForm,
+    },
     /// Reads the configuration again (changes the daemon).
     Reload,
     /// Shows what happens to each request from now on (shows what others ask).
@@ -133,6 +137,17 @@ impl Request {
             _ => false,
         }
     }
+}
+
+/// The form of the metrics.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MetricsForm {
+    /// Prometheus' text format 0.0.4, which every scraper and node_exporter read.
+    #[default]
+    Prometheus,
+    /// OpenMetrics 1.0.
+    OpenMetrics,
 }
 
 /// The end of a page of [`Request::Cache`], meaningful only to the daemon that made it.
@@ -270,7 +285,7 @@ pub enum Body {
     },
     /// Answers [`Request::Metrics`].
     Metrics {
-        /// OpenMetrics text.
+        /// The document.
         metrics: String,
     },
     /// The document of `ibarr top`; the command makes it of two requests for status and counters.
@@ -827,6 +842,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (25, 80));
+        assert_eq!((requests, responses), (26, 80));
     }
 }

@@ -12,25 +12,21 @@ use ibarr_proto::local_service::Counter as Asked;
 
 use super::Engine;
 use super::report::LEFT_TO_KERNEL;
+use crate::control::messages::MetricsForm;
 use crate::metrics::server::FRESH;
 use crate::metrics::{Name, Snapshot};
 use crate::transport;
 
-/// The last document, so that no user makes the engine work by asking for it again and again.
+/// The last values, so that no user makes the engine collect them again and again.
 #[derive(Debug, Default)]
-pub(super) struct Last(Option<(Instant, String)>);
+pub(super) struct Last(Option<(Instant, Snapshot)>);
 
 impl Engine {
     /// The metrics as text.
-    pub(super) fn metrics(&mut self, now: Instant) -> String {
-        if let Some((at, text)) = &self.last_metrics.0
-            && now.since(*at) < FRESH
-        {
-            return text.clone();
-        }
-        let text = self.snapshot_of_metrics(now).text();
-        self.last_metrics = Last(Some((now, text.clone())));
-        text
+    pub(super) fn metrics(&mut self, now: Instant, form: MetricsForm) -> String {
+        let last = self.last_metrics.0.take().filter(|(at, _)| now.since(*at) < FRESH);
+        let last = last.unwrap_or_else(|| (now, self.snapshot_of_metrics(now)));
+        self.last_metrics.0.insert(last).1.text(form)
     }
 
     fn snapshot_of_metrics(&self, now: Instant) -> Snapshot {

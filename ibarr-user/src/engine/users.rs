@@ -53,7 +53,7 @@ impl Engine {
                 self.assess_anew(now);
                 Body::Status { status: Box::new(self.status(now)) }.into()
             }
-            Request::Metrics => Body::Metrics { metrics: self.metrics(now) }.into(),
+            Request::Metrics { form } => Body::Metrics { metrics: self.metrics(now, form) }.into(),
             Request::Counters => Body::Counters { counters: self.counts() }.into(),
             Request::Ports => Body::Ports { ports: self.port_status(now) }.into(),
             Request::Flush => {

@@ -30,8 +30,20 @@ pub enum Kind {
     Histogram,
 }
 
+impl Kind {
+    /// Its name in the document.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Info => "info",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
 impl Family {
-    /// The name without the suffix, which the encoder adds.
+    /// The name without the suffix of its kind.
     pub(super) fn stem(&self) -> &'static str {
         let suffix = match self.kind {
             Kind::Counter => "_total",
@@ -41,7 +53,7 @@ impl Family {
         self.text.strip_suffix(suffix).unwrap_or(self.text)
     }
 
-    /// The first sentence, without its full stop, which the encoder adds.
+    /// The first sentence, without its full stop.
     pub(super) fn first_line(&self) -> &'static str {
         self.help.split('.').next().unwrap_or(self.help)
     }
@@ -114,13 +126,13 @@ mod tests {
     fn document() -> String {
         let mut page = String::from(
             "# Metrics\n\n`ibarr metrics` prints them, and `[metrics] listen` serves them to Prometheus \
-             (see ibarr.toml(5)). They are OpenMetrics text.\nThis page is made from the code, and a test \
+             (see ibarr.toml(5)), as Prometheus' text or as OpenMetrics.\nThis page is made from the code, and a test \
              holds it (`page_of_metrics_is_made_from_the_code`). No label has a value that a peer can choose.\n\n\
              Counters begin at 0 when the daemon starts. Histograms have fixed buckets, because the text \
              form has no native histograms.\n\n| metric | kind | meaning | labels |\n|---|---|---|---|\n",
         );
         for Family { text, kind, help, labels, .. } in FAMILIES {
-            let kind = format!("{kind:?}").to_lowercase();
+            let kind = kind.name();
             let labels: Vec<_> =
                 labels.iter().map(|(name, values)| format!("`{name}`: {values}")).collect();
             let labels = labels.join("; ");

@@ -1,23 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Metrics for Prometheus, as OpenMetrics text. Each family stands in [`FAMILIES`], from which
+//! Metrics for Prometheus, as its text or as OpenMetrics. Each family stands in [`FAMILIES`], from which
 //! docs/metrics.md is made. No label has a value that a peer can choose.
 
 mod families;
 pub mod server;
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 use ibarr_proto::durations::Durations;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::Registry;
 
 pub use self::families::{FAMILIES, Family, Kind, Name};
-
-/// The type of the document, for HTTP.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use crate::control::messages::MetricsForm as Form;
 
 /// All values at one time.
 #[derive(Clone, Debug, Default)]
@@ -62,56 +56,57 @@ impl Snapshot {
     }
 
     /// The document.
-    pub fn text(self) -> String {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(self));
+    pub fn text(&self, form: Form) -> String {
         let mut document = String::new();
         // A String takes everything.
-        let _ = text::encode(&mut document, &registry);
+        let _ = self.write(form, &mut document);
         document
+    }
+
+    fn write(&self, form: Form, to: &mut String) -> fmt::Result {
+        for family in FAMILIES {
+            let Family { text, kind, .. } = family;
+            // OpenMetrics names the family, Prometheus its samples, and knows no kind `info`.
+            let (name, kind) = match form {
+                Form::OpenMetrics => (family.stem(), kind.name()),
+                Form::Prometheus if *kind == Kind::Info => (*text, Kind::Gauge.name()),
+                Form::Prometheus => (*text, kind.name()),
+            };
+            writeln!(to, "# HELP {name} {}.\n# TYPE {name} {kind}", family.first_line())?;
+            for sample in self.samples.iter().filter(|sample| sample.of == family.name) {
+                let names = family.labels.iter().map(|(name, _)| *name);
+                let labels: Vec<_> = names.zip(&sample.labels).map(label).collect();
+                sample.value.write(text, &labels, to)?;
+            }
+        }
+        to.write_str(if form == Form::OpenMetrics { "# EOF\n" } else { "" })
     }
 }
 
-impl Collector for Snapshot {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for family in FAMILIES {
-            let kind = match family.kind {
-                Kind::Counter => MetricType::Counter,
-                Kind::Gauge => MetricType::Gauge,
-                Kind::Info => MetricType::Info,
-                Kind::Histogram => MetricType::Histogram,
-            };
-            let mut metric =
-                encoder.encode_descriptor(family.stem(), family.first_line(), None, kind)?;
-            for sample in self.samples.iter().filter(|sample| sample.of == family.name) {
-                let names = family.labels.iter().map(|(name, _)| *name);
-                let labels: Vec<_> = names.zip(sample.labels.iter().map(String::as_str)).collect();
-                if family.kind == Kind::Info {
-                    metric.encode_info(&labels.as_slice())?;
-                } else if labels.is_empty() {
-                    sample.value.encode(&mut metric)?;
-                } else {
-                    sample.value.encode(&mut metric.encode_family(&labels.as_slice())?)?;
-                }
-            }
-        }
-        Ok(())
-    }
+fn label((name, value): (&str, &String)) -> String {
+    let value = value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
+    format!("{name}=\"{value}\"")
 }
 
 impl Value {
-    fn encode(&self, to: &mut MetricEncoder<'_>) -> fmt::Result {
+    fn write(&self, name: &str, labels: &[String], to: &mut String) -> fmt::Result {
+        let labels = match labels {
+            [] => String::new(),
+            labels => format!("{{{}}}", labels.join(",")),
+        };
         match self {
-            Self::Number(number) => to.encode_gauge(number),
-            Self::Count(count) => to.encode_counter::<NoLabelSet, u64, f64>(count, None),
+            Self::Number(number) => writeln!(to, "{name}{labels} {number:?}"),
+            Self::Count(count) => writeln!(to, "{name}{labels} {count}"),
             Self::Durations(durations) => {
-                let buckets: Vec<_> = durations
-                    .buckets()
-                    .map(|(end, count)| (end.map_or(f64::INFINITY, |end| end.as_secs_f64()), count))
-                    .collect();
-                let count = buckets.iter().map(|(_, count)| count).sum();
-                let sum = durations.sum().as_secs_f64();
-                to.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+                let mut below = 0;
+                for (end, count) in durations.buckets() {
+                    below += count;
+                    let end = end.map(|end| format!("{:?}", end.as_secs_f64()));
+                    let end = end.as_deref().unwrap_or("+Inf");
+                    writeln!(to, "{name}_bucket{{le=\"{end}\"}} {below}")?;
+                }
+                writeln!(to, "{name}_sum {:?}", durations.sum().as_secs_f64())?;
+                writeln!(to, "{name}_count {below}")
             }
         }
     }
@@ -123,8 +118,7 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn text_is_openmetrics_with_every_family() {
+    fn snapshot() -> Snapshot {
         let mut snapshot = Snapshot::default();
         let mut durations = Durations::default();
         durations.add(Duration::from_millis(2));
@@ -132,21 +126,40 @@ mod tests {
         snapshot.count(Name::Requests, &["found", "cache"], 7);
         snapshot.level(Name::Health, &["sa", "mlx5_0/1"], 1.0);
         snapshot.level(Name::BuildInfo, &["1.0.0"], 1.0);
-        let text = snapshot.text();
-        for expected in [
-            "# TYPE ibarr_ip2gid_requests counter\n",
+        snapshot
+    }
+
+    #[test]
+    fn document_has_every_family_in_the_words_of_its_form() {
+        let samples = [
             "ibarr_ip2gid_requests_total{result=\"found\",source=\"cache\"} 7\n",
             "ibarr_health{subsystem=\"sa\",of=\"mlx5_0/1\"} 1.0\n",
-            "ibarr_build_info{version=\"1.0.0\"} 1\n",
+            "ibarr_build_info{version=\"1.0.0\"} 1.0\n",
             "ibarr_resolve_duration_seconds_bucket{le=\"0.001\"} 0\n",
             "ibarr_resolve_duration_seconds_bucket{le=\"0.005\"} 1\n",
             "ibarr_resolve_duration_seconds_bucket{le=\"+Inf\"} 1\n",
-            "ibarr_resolve_duration_seconds_sum 0.002\n",
-        ] {
-            assert!(text.contains(expected), "{expected} is not in\n{text}");
+            "ibarr_resolve_duration_seconds_sum 0.002\nibarr_resolve_duration_seconds_count 1\n",
+        ];
+        let heads = [
+            (Form::Prometheus, "ibarr_ip2gid_requests_total counter", "ibarr_build_info gauge"),
+            (Form::OpenMetrics, "ibarr_ip2gid_requests counter", "ibarr_build info"),
+        ];
+        for (form, counter, info) in heads {
+            let text = snapshot().text(form);
+            for expected in samples {
+                assert!(text.contains(expected), "{expected} is not in\n{text}");
+            }
+            assert!(text.contains(&format!("# TYPE {counter}\n")), "{text}");
+            assert!(text.contains(&format!("# TYPE {info}\n")), "{text}");
+            assert_eq!(text.ends_with("# EOF\n"), form == Form::OpenMetrics);
+            let families = text.lines().filter(|line| line.starts_with("# TYPE ibarr_")).count();
+            assert_eq!(families, FAMILIES.len());
         }
-        assert!(text.ends_with("# EOF\n"));
-        let families = text.lines().filter(|line| line.starts_with("# TYPE ibarr_")).count();
-        assert_eq!(families, FAMILIES.len());
+    }
+
+    #[test]
+    fn label_is_escaped() {
+        let written = label(("a", &"x\\y\"z\n".to_owned()));
+        assert_eq!(written, r#"a="x\\y\"z\n""#);
     }
 }

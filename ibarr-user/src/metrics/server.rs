@@ -3,6 +3,7 @@
 //! Serves the metrics over HTTP, on its own thread. It asks the engine at most once in
 //! [`FRESH`], whatever number of clients asks it: no client makes the engine slow.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -28,7 +29,7 @@ use tracing::{debug, info};
 
 use crate::causes::chain;
 use crate::config::Listen;
-use crate::control::messages::{Body, Request as Question};
+use crate::control::messages::{Body, MetricsForm as Form, Request as Question};
 use crate::control::places::Connections;
 use crate::control::server::Ask;
 use crate::sys::{clock, peer};
@@ -100,28 +101,28 @@ impl Server {
     }
 }
 
-/// The document, from the engine.
+/// The documents, from the engine.
 struct Source {
     asks: mpsc::Sender<Ask>,
-    last: Mutex<Option<(Instant, Bytes)>>,
+    last: Mutex<HashMap<Form, (Instant, Bytes)>>,
 }
 
 impl Source {
     /// `None` if the daemon ends.
-    async fn document(&self) -> Option<Bytes> {
+    async fn document(&self, form: Form) -> Option<Bytes> {
         // Others wait here for the same answer.
         let mut last = self.last.lock().await;
-        if let Some((at, document)) = &*last
+        if let Some((at, document)) = last.get(&form)
             && at.elapsed() < FRESH
         {
             return Some(document.clone());
         }
         let (answer, answered) = oneshot::channel();
-        let ask = Ask { request: Question::Metrics, uid: 0, answer, each: None };
+        let ask = Ask { request: Question::Metrics { form }, uid: 0, answer, each: None };
         self.asks.send(ask).await.ok()?;
         let Body::Metrics { metrics } = answered.await.ok()?.body else { return None };
         let document = Bytes::from(metrics);
-        *last = Some((Instant::now(), document.clone()));
+        last.insert(form, (Instant::now(), document.clone()));
         Some(document)
     }
 }
@@ -286,13 +287,65 @@ async fn answer(
     if request.uri().path() != "/metrics" {
         return Ok(plain(StatusCode::NOT_FOUND, "the metrics are at /metrics\n"));
     }
-    Ok(match source.document().await {
+    let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    let form = preferred(accept.unwrap_or_default());
+    Ok(match source.document(form).await {
         None => plain(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending\n"),
         Some(document) => {
             let mut response = Response::new(Full::new(document));
-            let content = hyper::header::HeaderValue::from_static(super::CONTENT_TYPE);
+            let content = HeaderValue::from_static(content_type(form));
             response.headers_mut().insert(CONTENT_TYPE, content);
             response
         }
     })
+}
+
+/// The type of the document, for HTTP.
+fn content_type(form: Form) -> &'static str {
+    match form {
+        Form::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+        Form::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+    }
+}
+
+/// The form that a client prefers, by its header `Accept`.
+fn preferred(accept: &str) -> Form {
+    let accept = accept.to_ascii_lowercase();
+    let quality = |media| {
+        let of = |range: &str| {
+            let mut parts = range.split(';').map(str::trim);
+            let is_it = parts.next() == Some(media);
+            let quality = parts.find_map(|part| part.strip_prefix("q=")?.parse().ok());
+            is_it.then_some(quality.unwrap_or(1.0))
+        };
+        accept.split(',').filter_map(of).fold(0.0, f32::max)
+    };
+    let is_open = quality("application/openmetrics-text") > quality("text/plain");
+    if is_open { Form::OpenMetrics } else { Form::Prometheus }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn form_is_the_one_that_the_client_prefers() {
+        for (accept, form) in [
+            ("", Form::Prometheus),
+            ("*/*", Form::Prometheus),
+            ("text/plain;version=0.0.4", Form::Prometheus),
+            ("application/openmetrics-text; version=1.0.0", Form::OpenMetrics),
+            ("Application/OpenMetrics-Text;Q=0.5,text/plain;q=0.6", Form::Prometheus),
+            ("application/openmetrics-text;q=0", Form::Prometheus),
+            // Prometheus 3.
+            (
+                "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
+                 application/openmetrics-text;version=0.0.1;q=0.5,\
+                 text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+                Form::OpenMetrics,
+            ),
+        ] {
+            assert_eq!(preferred(accept), form, "{accept}");
+        }
+    }
 }
