@@ -12,5 +12,6 @@ pub mod interrupt;
 pub mod lab;
 pub mod monitor;
 pub mod standin;
+pub mod start;
 pub mod stock;
 pub mod umad;

@@ -8,6 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use crate::start::program;
+
 /// The paths of the programs.
 #[derive(Clone, Debug)]
 pub struct Stock {
@@ -68,9 +70,9 @@ impl Stock {
     }
 
     /// A program of the packages, on a host of the fabric.
-    pub fn on_host(&self, fabric: &str, host: &str, program: &str) -> Command {
+    pub fn on_host(&self, fabric: &str, host: &str, name: &str) -> Command {
         let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
-        let mut command = Command::new(self.root.join("usr/sbin").join(program));
+        let mut command = program(self.root.join("usr/sbin").join(name));
         command
             .env("LD_PRELOAD", libraries.join("umad2sim/libumad2sim.so"))
             .env("LD_LIBRARY_PATH", libraries)
@@ -81,7 +83,7 @@ impl Stock {
 
     /// A command of `ibfab`.
     pub fn ibfab(&self) -> Command {
-        Command::new(&self.ibfab)
+        program(&self.ibfab)
     }
 }
 

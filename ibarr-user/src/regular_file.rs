@@ -91,6 +91,7 @@ pub(crate) fn other_kind(found: &Metadata) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
 
@@ -106,10 +107,10 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         mkfifo(&at("FIFO"), Mode::S_IRWXU).unwrap();
         fs::create_dir(at("directory")).unwrap();
-        // A short path, because the name of a socket has few bytes.
-        let short = TempDir::with_prefix_in("s", "/tmp").unwrap();
-        let _socket = UnixListener::bind(short.path().join("s")).unwrap();
-        symlink(short.path().join("s"), at("socket")).unwrap();
+        // The name of a socket has few bytes.
+        let open = File::open(dir.path()).unwrap();
+        let short = format!("/proc/self/fd/{}/socket", open.as_raw_fd());
+        let _socket = UnixListener::bind(short).unwrap();
         symlink("/dev/zero", at("device")).unwrap();
         for kind in ["FIFO", "directory", "socket", "device"] {
             let error = read(&at(kind), Link::Followed, 9).unwrap_err();

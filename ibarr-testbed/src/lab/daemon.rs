@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -17,6 +17,7 @@ use serde::Serialize;
 use super::netns;
 use super::plan::{Node, NodeName};
 use crate::interrupt::Interrupt;
+use crate::start::program;
 use crate::umad;
 
 /// The files of a node's daemon.
@@ -115,7 +116,7 @@ impl Starting {
             .append(true)
             .open(files.log())
             .with_context(|| format!("cannot make {}", files.log().display()))?;
-        let mut command = Command::new(if local_service.is_some() { "sh".as_ref() } else { ibarr });
+        let mut command = program(if local_service.is_some() { "sh".as_ref() } else { ibarr });
         if local_service.is_some() {
             command.args(["-ec", INHERIT, "sh"]).arg(ibarr);
         }

@@ -33,6 +33,7 @@ pub use plan::{LabName, Node, NodeName, Plan, Subnet};
 pub use store::{Daemon, Phase, Process, State, Store};
 
 use crate::interrupt::Interrupt;
+use crate::start::program;
 use daemon::Starting;
 use netns::Ip;
 use store::Directory;
@@ -143,7 +144,7 @@ impl Lab {
     /// # Errors
     /// The program cannot be started. Its failures are in the output.
     pub fn ibarr(&self, node: &Node, arguments: &[&str]) -> Result<Output> {
-        let mut command = Command::new(&self.state.ibarr);
+        let mut command = program(&self.state.ibarr);
         command.args(arguments).arg("--run-dir").arg(self.files(node).run_dir());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = netns::spawn(&node.namespace, &mut command)?;

@@ -17,6 +17,8 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::Pid;
 
+use crate::start::program;
+
 /// The directory in which iproute2 keeps the names.
 pub const DIRECTORY: &str = "/run/netns";
 
@@ -182,7 +184,7 @@ impl Ip {
     /// # Errors
     /// `ip` refuses a line. The lines before it are in effect.
     pub fn batch(&self, namespace: Option<&str>, lines: &[String]) -> Result<()> {
-        let mut command = Command::new(&self.program);
+        let mut command = program(&self.program);
         if let Some(namespace) = namespace {
             command.args(["-netns", namespace]);
         }

@@ -11,10 +11,9 @@ mod prometheus;
 mod screen;
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -27,6 +26,7 @@ use self::plot::{Plot, Times};
 use self::prometheus::Prometheus;
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, LabName, Plan, Store, TemporaryLab};
+use crate::start::program;
 
 /// What is read and written.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,9 @@ pub fn run(
     let targets: Vec<_> =
         nodes.iter().map(|loaded| (loaded.node.name.to_string(), loaded.metrics)).collect();
     let [first, ..] = &nodes[..] else { bail!("a lab without nodes") };
-    let directory = lab.files(&first.node).run_dir().join("prometheus");
+    let run_dir = lab.files(&first.node).run_dir();
+    check_metrics(&lab.ibarr(&first.node, &["metrics"])?.stdout, &run_dir)?;
+    let directory = run_dir.join("prometheus");
     let hurried = prometheus::hurried(&rules);
     let prometheus = Prometheus::start(&lab.plan().hub, &directory, &hurried, &targets, interrupt)?;
     let mut scenario = Scenario {
@@ -91,13 +93,23 @@ fn test_rules(rules: &Path, out: &mut impl Write) -> Result<()> {
     for arguments in
         [["check", "rules", "ibarr.rules.yml"], ["test", "rules", "ibarr.rules.test.yml"]]
     {
-        let mut promtool = Command::new("promtool");
+        let mut promtool = program("promtool");
         let output = promtool.args(arguments).current_dir(directory).output();
         let output =
             output.context("start this through `cargo xtask monitor`, which fetches promtool")?;
         ensure!(output.status.success(), "promtool {}: {output:?}", arguments.join(" "));
         writeln!(out, "promtool {}: passed", arguments.join(" "))?;
     }
+    Ok(())
+}
+
+/// Checks that Prometheus' own reader takes what `ibarr metrics` prints.
+fn check_metrics(metrics: &[u8], directory: &Path) -> Result<()> {
+    let file = directory.join("metrics.txt");
+    fs::write(&file, metrics)?;
+    let mut promtool = program("promtool");
+    let output = promtool.args(["check", "metrics"]).stdin(File::open(&file)?).output()?;
+    ensure!(output.status.success() && !metrics.is_empty(), "promtool check metrics: {output:?}");
     Ok(())
 }
 

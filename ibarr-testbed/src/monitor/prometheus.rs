@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,6 +16,7 @@ use serde::Deserialize;
 
 use crate::interrupt::Interrupt;
 use crate::lab::netns;
+use crate::start::program;
 
 /// A running Prometheus, which ends when this is dropped.
 #[derive(Debug)]
@@ -68,7 +69,7 @@ impl Prometheus {
         fs::write(&config, configuration(targets))?;
         fs::write(&alerts, rules)?;
         let log = directory.join("log");
-        let mut command = Command::new("prometheus");
+        let mut command = program("prometheus");
         command.arg("--config.file").arg(&config);
         command.arg("--storage.tsdb.path").arg(directory.join("data"));
         command.arg(format!("--web.listen-address=127.0.0.1:{PORT}"));

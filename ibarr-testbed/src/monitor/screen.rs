@@ -4,13 +4,13 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
 use super::plot::escaped;
 use crate::interrupt::Interrupt;
+use crate::start::program;
 
 const COLUMNS: usize = 100;
 const ROWS: usize = 46;
@@ -36,9 +36,9 @@ struct Tmux(PathBuf);
 
 impl Tmux {
     fn run(&self, arguments: &[&str]) -> Result<String> {
-        let mut tmux = Command::new("tmux");
+        let mut tmux = program("tmux");
         // Without UTF-8 it would replace characters.
-        let tmux = tmux.env_remove("TMUX").args(["-u", "-S"]).arg(&self.0).args(arguments);
+        let tmux = tmux.args(["-u", "-S"]).arg(&self.0).args(arguments);
         let output = tmux.output().context("tmux cannot be started")?;
         ensure!(output.status.success(), "tmux {}: {output:?}", arguments.join(" "));
         Ok(String::from_utf8(output.stdout)?)

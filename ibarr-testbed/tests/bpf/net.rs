@@ -5,11 +5,12 @@
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd as _;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use ibarr_common::IfIndex;
 use ibarr_testbed::lab::netns;
+use ibarr_testbed::start::program;
 use nix::ifaddrs::getifaddrs;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{
@@ -139,7 +140,7 @@ fn link_addr(name: &str) -> LinkAddr {
 
 /// Runs one command of iproute2 a line.
 fn ip(options: &[&str], lines: &str) {
-    let mut ip = Command::new("ip");
+    let mut ip = program("ip");
     let ip = ip.args(options).args(["-batch", "-"]).stdin(Stdio::piped());
     let mut ip = ip.spawn().expect("iproute2's ip is on PATH");
     ip.stdin.take().expect("piped").write_all(lines.as_bytes()).expect("read");

@@ -11,6 +11,7 @@ use std::{env, fs, thread};
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Reply, Version};
+use ibarr_testbed::start::program;
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -257,16 +258,16 @@ const STEP: Duration = Duration::from_millis(50);
 fn nspawn(root: &Path) -> Command {
     let libraries = ["usr/lib/x86_64-linux-gnu/systemd", "usr/lib/x86_64-linux-gnu"];
     let libraries = env::join_paths(libraries.map(|name| root.join(name))).unwrap();
-    let mut command = Command::new(root.join("lib64/ld-linux-x86-64.so.2"));
+    let mut command = program(root.join("lib64/ld-linux-x86-64.so.2"));
     command.arg("--library-path").arg(libraries).arg(root.join("usr/bin/systemd-nspawn"));
     command
 }
 
 /// A command in all namespaces of the container.
 fn inside(leader: &str, words: &[&str]) -> Command {
-    let mut command = Command::new("nsenter");
+    let mut command = program("nsenter");
     command.args(["--target", leader, "--all", "--root", "--wd", "--"]).args(words);
-    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
     command.stdin(Stdio::null());
     command
 }
@@ -274,7 +275,7 @@ fn inside(leader: &str, words: &[&str]) -> Command {
 /// Runs a program of the machine in the calling thread's network namespace.
 fn host(line: &str) {
     let mut words = line.split(' ');
-    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    let output = program(words.next().unwrap()).args(words).output().unwrap();
     assert!(output.status.success(), "{line}: {}", said(&output));
 }
 

@@ -3,6 +3,7 @@
 //! The RPM package. Its files are compared with the Debian package's, which the other tests install; its
 //! scripts are not run here.
 
+use ibarr_testbed::start::program;
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
@@ -25,7 +26,7 @@ fn installed_rpm_has_the_files_of_the_debian_package() {
     // Without its scripts, and without the packages that RHEL would have.
     install.arg("--root").arg(&rpm_root).args(["--install", "--nodeps", "--noscripts"]);
     said(install.arg(package("IBARR_RPM")));
-    said(Command::new("dpkg-deb").arg("--extract").arg(package("IBARR_PACKAGE")).arg(&deb_root));
+    said(program("dpkg-deb").arg("--extract").arg(package("IBARR_PACKAGE")).arg(&deb_root));
     let mut deb = files(&deb_root);
     // Each system has its own place for licences and zsh, and Debian has a changelog of its own form.
     deb.retain(|name, _| !name.ends_with("/copyright") && !name.ends_with("/changelog.gz"));
@@ -58,7 +59,7 @@ fn scripts_of_the_rpm_are_programs_of_the_shell() {
     for script in ["POSTIN", "PREUN", "POSTUN"] {
         let text = rpm(&["--query", "--queryformat", &format!("%{{{script}}}")]);
         assert!(text.contains("systemctl"), "{script}: {text}");
-        said(Command::new("sh").args(["-n", "-c", &text]));
+        said(program("sh").args(["-n", "-c", &text]));
     }
 }
 
@@ -88,7 +89,8 @@ fn rpm(query: &[&str]) -> String {
 
 /// rpm with a database in a directory of the test.
 fn command(machine: &Machine) -> Command {
-    let mut command = Command::new("rpm");
+    let mut command = program("rpm");
+    command.envs(env::var_os("RPM_CONFIGDIR").map(|found| ("RPM_CONFIGDIR", found)));
     command.arg("--dbpath").arg(machine.directory().join("db"));
     command
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use ibarr_common::ib::{Gid, PKey, PortNum, ServiceId};
 use ibarr_common::wire::ls::{Answer, PathUse, ResolvePath, Seq, messages};
 use ibarr_proto::paths::PortName;
 use ibarr_sim::kernel::{Config, Event, Input, Kernel, PathOutcome};
+use ibarr_testbed::start::program;
 use ibarr_testbed::umad::Directory;
 use ibarr_user::sys::clock;
 use nix::errno::Errno;
@@ -94,7 +95,7 @@ impl Daemon {
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
         // The kernel's buffer is larger than the default, too.
         setsockopt(&socket, sockopt::SndBuf, &(1 << 20)).unwrap();
-        let child = Command::new("sh")
+        let child = program("sh")
             .args(["-ec", INHERIT, "sh"])
             .arg(ibarr())
             .args(["run", "-l", "3", "--config"])
@@ -118,7 +119,7 @@ impl Daemon {
 
     /// The JSON output of the command line, if the daemon answers.
     pub(crate) fn ask(&self, words: &[&str]) -> Option<Value> {
-        let command = &mut Command::new(ibarr());
+        let command = &mut program(ibarr());
         let output =
             command.args(words).args(["--json", "--run-dir", &self.run_dir]).output().unwrap();
         let said: Value = serde_json::from_slice(&output.stdout).ok()?;

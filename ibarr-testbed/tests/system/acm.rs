@@ -11,12 +11,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use ibarr_common::wire::acm::{
     Address, Ask, MAX_REQUEST_LEN, Name, Reply, Request, Resolve, Status, Tid,
 };
+use ibarr_testbed::start::program;
 use nix::mount::{MsFlags, mount};
 use serde_json::Value;
 
@@ -54,7 +55,7 @@ impl Daemon {
             socket.to_str().unwrap()
         );
         fs::write(&config, text).unwrap();
-        let mut command = Command::new("sh");
+        let mut command = program("sh");
         command.args(["-ec", "exec \"$@\" 2>&1", "sh"]).arg(ibarr());
         command.arg("run").arg("--config").arg(&config).arg("--run-dir").arg(directory);
         command.arg("--bpf-dir").arg(directory.join("bpf")).env(MARKER, machine.marker());
@@ -69,7 +70,7 @@ impl Daemon {
     }
 
     fn count(&self, name: &str) -> u64 {
-        let mut command = Command::new(ibarr());
+        let mut command = program(ibarr());
         command.args(["counters", "--json", "--daemon-timeout", "20s", "--run-dir"]);
         command.arg(self.machine.directory()).env(MARKER, self.machine.marker());
         let output = command.output().unwrap();
@@ -80,7 +81,7 @@ impl Daemon {
 
     /// A user that opens connections, and does with them what the arguments say.
     fn crowd(&self, user: u32, connections: u64, arguments: &[&str]) -> Child {
-        let mut command = Command::new(self.machine.directory().join("ibarr-testbed"));
+        let mut command = program(self.machine.directory().join("ibarr-testbed"));
         command.arg("crowd").arg("--socket").arg(self.socket());
         command.args(["--connections", &connections.to_string()]).args(arguments);
         command.env(MARKER, self.machine.marker()).uid(user).gid(NOBODY);
@@ -208,7 +209,7 @@ fn name_server_that_never_answers_delays_no_other_client() {
     fs::write(&file, text).unwrap();
     let none: Option<&str> = None;
     mount(Some(&file), "/etc/resolv.conf", none, MsFlags::MS_BIND, none).unwrap();
-    let up = Command::new("ip").args(["link", "set", "lo", "up"]).output().unwrap();
+    let up = program("ip").args(["link", "set", "lo", "up"]).output().unwrap();
     assert!(up.status.success(), "{}", said(&up));
     let name_server = UdpSocket::bind("127.0.0.1:53").unwrap();
     name_server.set_read_timeout(Some(PATIENCE)).unwrap();

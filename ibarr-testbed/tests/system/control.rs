@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use ibarr_testbed::start::program;
 use serde_json::Value;
 
 use crate::machine::{MARKER, Machine, ibarr, read_until, said};
@@ -46,7 +47,7 @@ fn daemon_without_a_descriptor_left_still_answers_root() {
     let daemon = Daemon::start();
     let pid = daemon.child.id().to_string();
     // More than the daemon has at rest, and less than it has with all connections below.
-    let limited = Command::new("prlimit").args(["--pid", &pid, "--nofile=64"]).output().unwrap();
+    let limited = program("prlimit").args(["--pid", &pid, "--nofile=64"]).output().unwrap();
     assert!(limited.status.success(), "{}", said(&limited));
     // On a slow machine, the first connections may have ended before the last is made.
     Daemon::until(|| {
@@ -151,7 +152,7 @@ impl Daemon {
         let metrics = directory.join("metrics.sock");
         let metrics = format!("[metrics]\nlisten = \"unix:{}\"\n", metrics.display());
         fs::write(&config, format!("responder = \"user\"\n{metrics}")).unwrap();
-        let mut command = Command::new("sh");
+        let mut command = program("sh");
         command.args(["-ec", "exec \"$@\" 2>&1", "sh"]).arg(directory.join("ibarr"));
         command.arg("run").arg("--config").arg(&config).arg("--run-dir").arg(directory);
         command.arg("--bpf-dir").arg(directory.join("bpf")).env(MARKER, machine.marker());
@@ -161,8 +162,8 @@ impl Daemon {
         Self { child, machine }
     }
 
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(self.machine.directory().join(program));
+    fn command(&self, name: &str) -> Command {
+        let mut command = program(self.machine.directory().join(name));
         command.env(MARKER, self.machine.marker());
         command
     }

@@ -4,10 +4,11 @@
 //! remedy, and no longer once it is mended.
 
 use std::net::UdpSocket;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 
 use ibarr_testbed::lab::netns;
+use ibarr_testbed::start::program;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -74,7 +75,7 @@ fn doctor_names_each_fault_of_a_node_until_it_is_mended() {
     // A daemon without the rights to load programs, so none answers.
     rig.end(Signal::SIGTERM);
     assert!(rig.detach().status.success());
-    let mut unprivileged = Command::new("setpriv");
+    let mut unprivileged = program("setpriv");
     let without = "-bpf,-perfmon,-sys_admin";
     unprivileged.args(["--inh-caps", without, "--bounding-set", without]);
     rig.spawn({
@@ -99,7 +100,7 @@ fn doctor_names_each_fault_of_a_node_until_it_is_mended() {
 
 /// All checks of `ibarr doctor` on the node, which sees its own interfaces.
 fn examine(rig: &Rig, peer: &str) -> Vec<Value> {
-    let mut command = Command::new("ip");
+    let mut command = program("ip");
     command.args(["netns", "exec", NODE]).arg(crate::machine::ibarr());
     command.args(["doctor", "--json", "--peer", peer, "--run-dir"]).arg(rig.run_dir());
     command.arg("--bpf-dir").arg(rig.bpf_dir());
@@ -144,7 +145,7 @@ fn forgets(rig: &Rig, name: &str, found: &str) {
 
 /// Changes the rules of the node's firewall.
 pub(crate) fn nft(words: &str) {
-    let mut command = Command::new("nft");
+    let mut command = program("nft");
     command.args(words.split_whitespace()).stdin(Stdio::null());
     let status = netns::spawn(NODE, &mut command).unwrap().wait().unwrap();
     assert!(status.success(), "nft {words}: {status}");

@@ -5,13 +5,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use ibarr_common::wire::Error;
 use ibarr_common::wire::ip2gid::{PORT, Query};
 use ibarr_testbed::interrupt::Interrupt;
 use ibarr_testbed::lab::{Lab, Node, Plan, Store, TemporaryLab, netns};
+use ibarr_testbed::start::program;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -192,7 +193,7 @@ fn holder_of_a_taken_port_is_named_in_the_status() {
     let n1 = &wire.lab.plan().nodes[0];
     let run_dir = wire.machine.directory().join("second");
     fs::create_dir(&run_dir).unwrap();
-    let mut command = Command::new(ibarr());
+    let mut command = program(ibarr());
     command.arg("run").arg("--config").arg(wire.lab.files(n1).config());
     command.arg("--run-dir").arg(&run_dir).stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -202,7 +203,7 @@ fn holder_of_a_taken_port_is_named_in_the_status() {
     let holder = format!("UDP port {PORT} is held by ibarr (pid {first}, uid 0): stop it");
     // Until /proc has been read, the status says only that the port is taken.
     eventually("the holder of the port", || {
-        let mut command = Command::new(ibarr());
+        let mut command = program(ibarr());
         command.args(["status", "--run-dir"]).arg(&run_dir).stdout(Stdio::piped());
         let child = netns::spawn(&n1.namespace, command.stderr(Stdio::piped())).unwrap();
         let status = child.wait_with_output().unwrap();
@@ -390,7 +391,7 @@ impl Wire {
 
     pub(crate) fn ip(&self, node: &str, command: &str) {
         let namespace = self.lab.plan().namespace_of(node).unwrap();
-        let output = Command::new("ip")
+        let output = program("ip")
             .args(["-netns", namespace])
             .args(command.split(' '))
             .output()

@@ -7,10 +7,11 @@ use std::net::UdpSocket;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use ibarr_testbed::lab::{LabName, Node, Plan, netns};
+use ibarr_testbed::start::program;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -114,7 +115,7 @@ fn up_that_is_interrupted_leaves_nothing() {
 #[test]
 fn namespace_of_another_program_is_left_alone() {
     let machine = Machine::new();
-    let ip = |arguments: &[&str]| Command::new("ip").args(arguments).status().unwrap().success();
+    let ip = |arguments: &[&str]| program("ip").args(arguments).status().unwrap().success();
     assert!(ip(&["netns", "add", "ibarr-lab-n2"]));
     let before = machine.snapshot();
     let error = machine.fail(&["lab", "up", "--ibarr", ibarr().to_str().unwrap()]);
@@ -234,7 +235,7 @@ fn ordinary_user_has_a_lab_in_a_user_namespace() {
     chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
     let before = machine.snapshot();
     let run = |arguments: &[&str]| {
-        let mut command = Command::new(home.join("ibarr-testbed"));
+        let mut command = program(home.join("ibarr-testbed"));
         command.args(["--state-dir", home.join("labs").to_str().unwrap()]).args(arguments);
         command.env(MARKER, machine.marker()).current_dir("/");
         command.uid(NOBODY).gid(NOBODY).output().unwrap()

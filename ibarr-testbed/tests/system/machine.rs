@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, process, thread};
 
 use ibarr_testbed::lab::netns;
+use ibarr_testbed::start::program;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
@@ -55,7 +56,7 @@ impl Machine {
 
     /// A command of `ibarr-testbed`, for this machine.
     pub(crate) fn testbed(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr-testbed"));
+        let mut command = program(env!("CARGO_BIN_EXE_ibarr-testbed"));
         command.arg("--state-dir").arg(self.state_dir()).args(arguments);
         command.env(MARKER, &self.marker).stdin(Stdio::null());
         command
@@ -149,7 +150,9 @@ pub(crate) fn ibarr() -> &'static Path {
         }
         let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built = Command::new(cargo)
+        // cargo itself may need anything.
+        let built = program(cargo)
+            .envs(env::vars_os())
             .args(["build", "--quiet", "--package", "ibarr-user", "--manifest-path", manifest])
             .status()
             .expect("cargo starts");

@@ -6,10 +6,10 @@
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::process::Command;
 
 use ibarr_common::IfIndex;
 use ibarr_proto::local_view::HwAddr;
+use ibarr_testbed::start::program;
 use ibarr_user::sys::local_service::Socket;
 use ibarr_user::transport::rtnetlink::{ADDRESS_V4, ADDRESS_V6, NudgeError, Nudged, Nudger, Place};
 use nix::errno::Errno;
@@ -171,7 +171,7 @@ fn permanent(message: &[u8]) -> Option<(IpAddr, u32)> {
 }
 
 fn nothing_is_left() {
-    let output = Command::new("ip").args(["neigh", "show", "nud", "all"]).output().unwrap();
+    let output = program("ip").args(["neigh", "show", "nud", "all"]).output().unwrap();
     assert!(output.status.success());
     let neighbours = String::from_utf8_lossy(&output.stdout);
     let ours = [ADDRESS_V4.to_string(), ADDRESS_V6.to_string()];
@@ -179,6 +179,6 @@ fn nothing_is_left() {
 }
 
 fn ip(line: &str) {
-    let output = Command::new("ip").args(line.split(' ')).output().expect("ip(8) is there");
+    let output = program("ip").args(line.split(' ')).output().expect("ip(8) is there");
     assert!(output.status.success(), "ip {line}: {}", String::from_utf8_lossy(&output.stderr));
 }

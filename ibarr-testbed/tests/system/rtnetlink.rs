@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use ibarr_proto::local_view::{
     self, Dad, Event, HwAddr, Input, Interface, InterfaceFilter, LocalView, NotServed, Owned,
     Request, StaticGid, StaticGids, Subject,
 };
+use ibarr_testbed::start::program;
 use ibarr_user::sys::clock;
 use ibarr_user::transport::rtnetlink::{Answer, Config, NoRoute, Routes, Watch};
 use ibarr_user::transport::{Counter, Counters};
@@ -246,7 +247,7 @@ fn gid(address: &str) -> Gid {
 /// Runs ip(8) with each line in this thread's namespaces.
 fn run(lines: &str) {
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let output = Command::new("ip").args(line.split(' ')).output().expect("ip(8) is there");
+        let output = program("ip").args(line.split(' ')).output().expect("ip(8) is there");
         assert!(output.status.success(), "ip {line}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
@@ -255,7 +256,7 @@ fn run(lines: &str) {
 fn run_batch(machine: &Machine, lines: &str) {
     let file = machine.directory().join("batch");
     fs::write(&file, lines).unwrap();
-    let status = Command::new("ip").arg("-batch").arg(&file).stdin(Stdio::null()).status().unwrap();
+    let status = program("ip").arg("-batch").arg(&file).stdin(Stdio::null()).status().unwrap();
     assert!(status.success(), "ip -batch: {status}");
 }
 
@@ -492,7 +493,7 @@ fn view_is_right_after_changes_during_reads() {
     writeln!(batch, "addr add 10.1.0.1/24 dev v0").unwrap();
     let file = node.machine.directory().join("changes");
     fs::write(&file, batch).unwrap();
-    let mut changes = Command::new("ip").arg("-batch").arg(file).spawn().unwrap();
+    let mut changes = program("ip").arg("-batch").arg(file).spawn().unwrap();
     node.answers(&["10.1.0.1"]);
     assert!(changes.wait().unwrap().success());
     node.is_as_new();

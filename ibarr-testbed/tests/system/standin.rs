@@ -7,7 +7,7 @@ use std::fs::{self, Permissions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use ibarr_common::IfIndex;
@@ -16,6 +16,7 @@ use ibarr_common::wire::ls::{PathUse, ResolveIp, ResolvePath, Seq};
 use ibarr_testbed::interrupt::Interrupt;
 use ibarr_testbed::lab::{Lab, Node, Plan, Store, TemporaryLab, netns};
 use ibarr_testbed::standin::{Config, Event, IpOutcome, PathOutcome, Reason, StandIn, Wake};
+use ibarr_testbed::start::program;
 use ibarr_user::transport::rtnetlink::ADDRESS_V6;
 use nix::net::if_::if_nametoindex;
 use nix::sys::signal::{Signal, kill};
@@ -105,11 +106,11 @@ fn user_that_asks_for_dead_addresses_delays_no_kernel_caller() {
     let n2 = node.pave();
     let n1 = node.lab.plan().node("n1").unwrap().clone();
     let socket = node.lab.files(&n1).run_dir().join("control.sock");
-    let program = node.machine.directory().join("crowd");
-    fs::copy(env!("CARGO_BIN_EXE_ibarr-testbed"), &program).unwrap();
+    let copy = node.machine.directory().join("crowd");
+    fs::copy(env!("CARGO_BIN_EXE_ibarr-testbed"), &copy).unwrap();
     let dead: Vec<_> = (0..256).map(|n| format!("\"fd00:2::%:{n:x}\"")).collect();
     let text = format!("{{\"ask\":\"resolve\",\"addresses\":[{}]}}\n", dead.join(","));
-    let mut command = Command::new(&program);
+    let mut command = program(&copy);
     command.args(["crowd", "--connections", "20", "--again", "--text", &text]);
     command.arg("--socket").arg(socket).env(MARKER, node.machine.marker());
     command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -190,16 +191,16 @@ fn a_stand_in_of_another_user_is_refused_and_named() {
     let directory = machine.directory();
     // The other user must be able to write here.
     fs::set_permissions(directory, Permissions::from_mode(0o777)).unwrap();
-    let program = directory.join("ibarr");
-    fs::copy(ibarr(), &program).unwrap();
+    let copy = directory.join("ibarr");
+    fs::copy(ibarr(), &copy).unwrap();
     let config = directory.join("ibarr.toml");
     fs::write(&config, "responder = \"user\"\n").unwrap();
     let flags = SockFlag::SOCK_CLOEXEC;
     let (ours, inherited) =
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
 
-    let mut command = Command::new("sh");
-    command.args(["-ec", INHERIT, "sh"]).arg(&program).arg("run").arg("--config").arg(&config);
+    let mut command = program("sh");
+    command.args(["-ec", INHERIT, "sh"]).arg(&copy).arg("run").arg("--config").arg(&config);
     command.arg("--run-dir").arg(directory).arg("--bpf-dir").arg(directory.join("bpf"));
     command.env(MARKER, machine.marker()).stdin(inherited).stdout(Stdio::piped());
     let mut daemon = command.spawn().unwrap();
@@ -207,7 +208,7 @@ fn a_stand_in_of_another_user_is_refused_and_named() {
     drop(command);
     read_until(&mut daemon, "the inherited AF_UNIX socket belongs to user 0, not to ours");
     read_until(&mut daemon, "ready");
-    let status = Command::new(&program).args(["status", "--run-dir"]).arg(directory).output();
+    let status = program(&copy).args(["status", "--run-dir"]).arg(directory).output();
     let status = said(&status.unwrap());
     assert!(status.contains("belongs to user 0"), "{status}");
     daemon.kill().unwrap();

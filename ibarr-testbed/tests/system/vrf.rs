@@ -3,10 +3,10 @@
 //! Nodes whose interface is in a VRF. A guest that sets `IBARR_TEST_VRF` must have VRFs; elsewhere a
 //! kernel without them is reported.
 
-use std::process::Command;
 use std::sync::Arc;
 
 use ibarr_testbed::lab::netns;
+use ibarr_testbed::start::program;
 
 use crate::machine::said;
 use crate::responder::learned::answer;
@@ -15,7 +15,7 @@ use crate::responder::rig::*;
 /// Puts eth0 of a namespace into a VRF with a table of its own. Returns whether this kernel has VRFs.
 pub(crate) fn enslave(namespace: &str) -> bool {
     let add = format!("-netns {namespace} link add blue type vrf table 60");
-    let made = Command::new("ip").args(add.split(' ')).output().unwrap();
+    let made = program("ip").args(add.split(' ')).output().unwrap();
     if !made.status.success() {
         assert!(std::env::var_os("IBARR_TEST_VRF").is_none(), "{}", said(&made));
         eprintln!("NOT RUN: this kernel has no VRFs (modprobe vrf)");

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::net::UnixListener;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -16,7 +16,7 @@ use nix::unistd::{Pid, mkfifo};
 use serde_json::Value;
 
 use crate::support::{
-    Daemon, PATIENCE, TempDir, USER_SPACE, daemon_command, free_port, ibarr, json,
+    Daemon, IBARR, PATIENCE, TempDir, USER_SPACE, daemon_command, free_port, ibarr, json, program,
 };
 
 #[test]
@@ -49,7 +49,7 @@ fn validate_reports_every_mistake_and_exits_78() {
 #[test]
 fn validate_reads_standard_input_and_refuses_what_is_too_long() {
     let validate = |text: &[u8]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
+        let mut command = program(IBARR);
         command.args(["validate", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.stdout(Stdio::null()).spawn().unwrap();
         // It may end before it has read all.
@@ -332,8 +332,8 @@ fn path_to_something_else_than_a_file_is_named_and_nothing_hangs() {
     fifo("sys/class/infiniband/mlx5_0/ports/1/link_layer");
     let at = |name: &str| dir.path(name).display().to_string();
     let run = |words: &[&str]| {
-        let mut command = Command::new("timeout");
-        command.arg(PATIENCE.as_secs().to_string()).arg(env!("CARGO_BIN_EXE_ibarr")).args(words);
+        let mut command = program("timeout");
+        command.arg(PATIENCE.as_secs().to_string()).arg(IBARR).args(words);
         let output = command.stdin(Stdio::null()).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };

@@ -20,7 +20,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::{Uid, close};
 use serde_json::Value;
 
-use crate::support::{Daemon, Kept, PATIENCE, TempDir, daemon_command, json};
+use crate::support::{Daemon, Kept, PATIENCE, TempDir, daemon_command, json, program};
 
 /// Two addresses of the namespace with a GID, and one without.
 pub(crate) const CONFIG: &str = "[[static-gid]]\nip = \"192.0.2.7\"\ngid = \"fe80::2:c903:0:201\"\n\
@@ -478,7 +478,7 @@ pub(crate) fn command(dir: &TempDir, inherited: OwnedFd) -> Command {
 
 /// [`daemon_command`] in the namespace of the test, with `inherited` as `FDNAME=ls`.
 pub(crate) fn command_here(dir: &TempDir, inherited: OwnedFd) -> Command {
-    let mut command = Command::new("bash");
+    let mut command = program("bash");
     with_descriptors(&mut command, INHERITING, &daemon_command(dir));
     command.env("LISTEN_FDNAMES", "ls").stdin(inherited);
     command
@@ -498,7 +498,7 @@ pub(crate) fn with_kept(dir: &TempDir, kept: &[Kept]) -> Command {
 
 /// [`daemon_command`] in a network namespace of its own.
 fn in_namespace(dir: &TempDir) -> Command {
-    let mut command = Command::new("unshare");
+    let mut command = program("unshare");
     if !Uid::effective().is_root() {
         command.args(["--user", "--map-root-user"]);
     }

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
-use std::process::Command;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -13,7 +12,7 @@ use ibarr_common::wire::ip2gid::{Query, Reply};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::gettid;
 
-use crate::support::{TempDir, free_port};
+use crate::support::{TempDir, free_port, program};
 
 /// The peers' addresses are 10.9.0.2 to 10.9.0.9, and fd00:9::2. Nothing listens at the last but one.
 pub(crate) const REFUSES: &str = "10.9.0.9";
@@ -96,7 +95,7 @@ impl Peers {
 }
 
 pub(crate) fn sh(script: &str) {
-    let output = Command::new("sh").args(["-ec", script]).output().unwrap();
+    let output = program("sh").args(["-ec", script]).output().unwrap();
     assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
 }
 

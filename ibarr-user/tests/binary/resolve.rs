@@ -3,7 +3,7 @@
 //! `ibarr resolve` and `ibarr ping`, with peers and a subnet administrator that the test plays.
 
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use ibarr_common::ib::Guid;
 use ibarr_proto::local_view::neighbours::{Entry, State};
@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::paths::{FOREIGN, LOCAL, Port, UNKNOWN, lid_of};
 use crate::peers::{Peers, REFUSES, SILENT, name_hosts, sh};
 use crate::sockets::in_namespace;
-use crate::support::{Daemon, TempDir, ibarr, json};
+use crate::support::{Daemon, IBARR, TempDir, ibarr, json, program};
 
 const GID: &str = "fe80::2:c903:0:201";
 const OTHER: &str = "fe80::2:c903:0:202";
@@ -90,7 +90,7 @@ fn answer_is_printed_while_another_peer_is_silent() {
     let (dir, peers) = (TempDir::new("resolve-soon"), Peers::new());
     let _daemon = Daemon::start(&dir, &peers.config());
     peers.set("10.9.0.2", Some(GID));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
+    let mut command = program(IBARR);
     command.args(["resolve", SILENT, "10.9.0.2", "--timeout", "60s", "--run-dir"]).arg(&dir.0);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -334,7 +334,7 @@ fn interrupted_ping_prints_its_summary() {
     let (dir, peers) = (TempDir::new("ping-interrupted"), Peers::new());
     let daemon = Daemon::start(&dir, &peers.config());
     peers.set("10.9.0.2", Some(GID));
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
+    let mut command = program(IBARR);
     command.args(["ping", "10.9.0.2", "-i", "1h", "--run-dir"]).arg(&dir.0);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());

@@ -13,7 +13,9 @@ use std::thread;
 use nix::sys::signal::Signal;
 use nix::unistd::Uid;
 
-use crate::support::{Daemon, TempDir, USER_SPACE, daemon_command, free_port, json};
+use crate::support::{
+    Daemon, IBARR, TempDir, USER_SPACE, daemon_command, free_port, json, program,
+};
 
 #[test]
 fn failed_output_is_an_error() {
@@ -37,7 +39,7 @@ fn failed_output_is_an_error() {
     ];
     for arguments in commands {
         let run = |stdout: Stdio| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
+            let mut command = program(IBARR);
             command.args(arguments).env("IBARR_RUN_DIR", &dir.0).stdout(stdout);
             command.output().unwrap()
         };
@@ -109,7 +111,7 @@ fn snapshot_on_a_full_disk_leaves_nothing_behind() {
     let dir = TempDir::new("full-disk");
     let disk = dir.path("disk");
     let own = daemon_command(&dir);
-    let mut command = Command::new("unshare");
+    let mut command = program("unshare");
     if !Uid::effective().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
@@ -134,7 +136,7 @@ fn snapshot_on_a_full_disk_leaves_nothing_behind() {
 /// [`daemon_command`] after a shell command.
 fn after(dir: &TempDir, shell: &str) -> Command {
     let own = daemon_command(dir);
-    let mut command = Command::new("sh");
+    let mut command = program("sh");
     command.args(["-ec", &format!("{shell}; exec \"$@\""), "sh"]);
     command.arg(own.get_program()).args(own.get_args());
     command

@@ -17,7 +17,7 @@ use nix::sys::socket::{
 };
 use nix::unistd::Uid;
 
-use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, free_port, json};
+use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, free_port, json, program};
 
 /// The addresses of the namespace.
 const ADDRESSES: [&str; 2] = ["192.0.2.7", "2001:db8:7::7"];
@@ -147,12 +147,14 @@ pub(crate) fn in_namespace(name: &str) -> bool {
         "ip link set lo up; ip addr add {v4}/32 dev lo; ip addr add {v6}/128 dev lo nodad
          exec \"$@\""
     );
-    let mut command = Command::new("unshare");
+    let mut command = program("unshare");
     if !Uid::effective().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
     command.args(["--net", "sh", "-ec", &script, "sh"]).arg(env::current_exe().unwrap());
-    let output = command.args(["--exact", name]).env(INSIDE, "1").output().unwrap();
+    // It is this program, with what it depends on.
+    let command = command.args(["--exact", name]).envs(env::vars_os()).env(INSIDE, "1");
+    let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains(" 1 passed"), "{said}");
     false
@@ -161,7 +163,7 @@ pub(crate) fn in_namespace(name: &str) -> bool {
 /// [`daemon_command`] with `sockets` as `FDNAME=ip2gid`.
 fn with_inherited(dir: &TempDir, sockets: [OwnedFd; 2]) -> Command {
     let own = daemon_command(dir);
-    let mut command = Command::new("sh");
+    let mut command = program("sh");
     let script = "export LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=ip2gid:ip2gid
                   exec 3<&0 4<&1; exec \"$@\" </dev/null >/dev/null";
     command.args(["-ec", script, "sh"]).arg(own.get_program()).args(own.get_args());

@@ -2,7 +2,7 @@
 
 //! Starts and stops daemons for the tests.
 
-use std::fs;
+use std::ffi::OsStr;
 use std::io::IoSliceMut;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd as _, RawFd};
@@ -12,6 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
 use ibarr_user::transport::acm;
 use nix::cmsg_space;
@@ -23,6 +24,9 @@ use serde_json::Value;
 
 /// Without the BPF responder: these tests never load programs into the machine's kernel.
 pub(crate) const USER_SPACE: &str = "responder = \"user\"\n";
+
+/// The program under test.
+pub(crate) const IBARR: &str = env!("CARGO_BIN_EXE_ibarr");
 
 /// Longer than anything here takes, so that a hang is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -57,7 +61,7 @@ impl Daemon {
     /// Like [`Daemon::spawn`], without systemd.
     pub(crate) fn spawn_alone(mut command: Command, dir: &TempDir, config: &str) -> Self {
         dir.write("ibarr.toml", &format!("{USER_SPACE}{config}"));
-        let child = command.env_remove("NOTIFY_SOCKET").spawn().unwrap();
+        let child = command.spawn().unwrap();
         let (run_dir, notify) = (dir.0.clone(), UnixDatagram::unbound().unwrap());
         let daemon = Self { child, run_dir, notify, kept: Mutex::default() };
         daemon.until(|daemon| daemon.ask(&["status"]).status.success().then_some(()));
@@ -192,8 +196,16 @@ impl Drop for Daemon {
     }
 }
 
+/// A command for `program`, with nothing of this process's environment but the places of programs: no test depends on
+/// what its caller has set.
+pub(crate) fn program(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().envs(env::var_os("PATH").map(|path| ("PATH", path)));
+    command
+}
+
 pub(crate) fn daemon_command(dir: &TempDir) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
+    let mut command = program(IBARR);
     command.args(["run", "-l", "3", "--config"]).arg(dir.path("ibarr.toml"));
     command.arg("--run-dir").arg(&dir.0).arg("--bpf-dir").arg(dir.path("bpf"));
     // No ports of this machine.
@@ -203,7 +215,7 @@ pub(crate) fn daemon_command(dir: &TempDir) -> Command {
 }
 
 pub(crate) fn ibarr(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_ibarr")).args(arguments).output().unwrap()
+    program(IBARR).args(arguments).output().unwrap()
 }
 
 pub(crate) fn json(output: &Output) -> Value {

@@ -4,7 +4,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::kernel::CONFIG;
 use crate::paths::{LOCAL, Port, UNKNOWN, ask, await_capabilities, request, start};
 use crate::peers::{Peers, SILENT};
 use crate::sockets::in_namespace;
-use crate::support::{Daemon, PATIENCE, TempDir, ibarr, json};
+use crate::support::{Daemon, IBARR, PATIENCE, TempDir, ibarr, json, program};
 
 /// The row of a document with this value.
 fn row<'a>(top: &'a Value, table: &str, key: &str, value: &str) -> &'a Value {
@@ -33,7 +33,7 @@ fn rates_of_all_intervals_add_up_to_the_number_of_requests() {
     for n in 2..=7 {
         peers.set(&format!("10.9.0.{n}"), Some("fe80::1"));
     }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
+    let mut command = program(IBARR);
     command.args(["top", "--json", "-i", "50ms", "--run-dir"]).arg(&dir.0);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -118,8 +118,8 @@ impl Tmux {
     }
 
     fn run(&self, arguments: &[&str]) -> String {
-        let mut tmux = Command::new("tmux");
-        tmux.env_remove("TMUX").env("PS1", "$ ").arg("-S").arg(&self.0).args(arguments);
+        let mut tmux = program("tmux");
+        tmux.env("PS1", "$ ").arg("-S").arg(&self.0).args(arguments);
         let output = tmux.output().expect("tmux is needed: cargo xtask tools tmux");
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
@@ -171,7 +171,7 @@ impl Tmux {
 
 impl Drop for Tmux {
     fn drop(&mut self) {
-        let mut tmux = Command::new("tmux");
+        let mut tmux = program("tmux");
         drop(tmux.arg("-S").arg(&self.0).arg("kill-server").output());
     }
 }
@@ -194,7 +194,7 @@ fn terminal_shows_true_rates_and_is_restored_however_top_ends() {
     let tmux = Tmux::new(&dir);
     let run_dir = dir.0.display();
     let top = |interval: &str| {
-        let ibarr = env!("CARGO_BIN_EXE_ibarr");
+        let ibarr = IBARR;
         let top =
             format!("echo $$ >{run_dir}/pid; exec {ibarr} top -i {interval} --run-dir {run_dir}");
         tmux.send(&["-l", &format!("sh -c '{top}'; echo ended $?")]);

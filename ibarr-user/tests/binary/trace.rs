@@ -5,7 +5,7 @@
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::thread;
 
 use ibarr_common::IfIndex;
@@ -22,7 +22,7 @@ use crate::kernel::{CONFIG, Kernel, command, pair};
 use crate::paths::{self, LOCAL, Port, UNKNOWN, request};
 use crate::peers::Peers;
 use crate::sockets::in_namespace;
-use crate::support::{Daemon, TempDir, daemon_command, free_port};
+use crate::support::{Daemon, IBARR, TempDir, daemon_command, free_port, program};
 
 const GID: &str = "fe80::2:c903:0:201";
 
@@ -35,7 +35,7 @@ struct Tracer {
 impl Tracer {
     /// Starts it, and waits for its first line.
     fn start(dir: &TempDir, arguments: &[&str]) -> (Self, String) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ibarr"));
+        let mut command = program(IBARR);
         command.arg("trace").arg("--run-dir").arg(&dir.0).args(arguments);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -91,7 +91,7 @@ fn address_request(seq: u32, ifindex: IfIndex, target: &str) -> Vec<u8> {
 fn start_here(dir: &TempDir, config: &str) -> (Daemon, Kernel) {
     let (kernel, inherited) = pair();
     let daemon = daemon_command(dir);
-    let mut command = Command::new("bash");
+    let mut command = program("bash");
     let script = "exec 3<&0; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\" </dev/null";
     command.args(["-ec", script, "bash"]).arg(daemon.get_program()).args(daemon.get_args());
     command.env("LISTEN_FDNAMES", "ls").stdin(inherited);

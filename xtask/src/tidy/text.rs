@@ -42,6 +42,7 @@ pub(super) fn check(file: &File) -> Problems {
         machine_paths(file),
         hand_made_temporary_paths(file),
         unsafe_places(file),
+        inherited_environment(file),
         ignored_tests(file),
         lints(file),
     ]
@@ -104,6 +105,20 @@ fn unsafe_places(file: &File) -> Option<String> {
         })
     })
     .map(|at| format!("{at}: unsafe code belongs in {}", UNSAFE_PLACES.join(", ")))
+}
+
+/// No test depends on what its caller has set: each program starts with an environment that the test knows.
+fn inherited_environment(file: &File) -> Option<String> {
+    if !file.has_extension(&["rs"]) || !file.path.contains("/tests/") {
+        return None;
+    }
+    let mut after = file.text.split("Command::new(").skip(1);
+    after.any(|rest| !rest.lines().take(2).any(|line| line.contains(".env_clear()"))).then(|| {
+        format!(
+            "{}: a test starts a program with its caller's environment: use `program`",
+            file.path
+        )
+    })
 }
 
 fn ignored_tests(file: &File) -> Option<String> {
@@ -309,6 +324,16 @@ mod tests {
         }
         let word = "#![forbid(unsafe_code)] // no unsafe { here }\n";
         assert!(unsafe_places(&file("ibarr-proto/src/lib.rs", word)).is_none());
+    }
+
+    #[test]
+    fn program_with_the_environment_of_a_tests_caller_is_found() {
+        let start = "let mut command = Command::new(name);\n";
+        let cleared = format!("{start}command.env_clear();\n");
+        assert!(inherited_environment(&file("a/tests/b.rs", start)).is_some());
+        assert!(inherited_environment(&file("a/tests/b.rs", &cleared)).is_none());
+        assert!(inherited_environment(&file("a/tests/b.rs", &(cleared + start))).is_some());
+        assert!(inherited_environment(&file("a/src/b.rs", start)).is_none());
     }
 
     #[test]

@@ -2,10 +2,10 @@
 
 //! After a daemon has ended, the programs answer until the lease ends, and no longer.
 
-use std::process::Command;
 use std::time::Duration;
 
 use ibarr_common::map::{Program, Reason};
+use ibarr_testbed::start::program;
 use nix::sys::signal::Signal;
 
 use super::rig::*;
@@ -86,7 +86,7 @@ fn lease_of_a_daemon_in_a_time_namespace_ends_in_time() {
     for offset in ["100000", "-1"] {
         let mut rig = Rig::new();
         rig.configure("lease = \"1s\"");
-        let mut command = Command::new("unshare");
+        let mut command = program("unshare");
         // Before Linux 6.2 a program enters its time namespace by a fork, not by exec.
         command.args(["--fork", "--kill-child", "--time"]);
         command.args(["--boottime", offset, "--monotonic", offset]).arg(ibarr());

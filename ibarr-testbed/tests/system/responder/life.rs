@@ -4,10 +4,10 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ibarr_common::map::{Program, Reason};
+use ibarr_testbed::start::program;
 use nix::sys::signal::Signal;
 
 use super::beside::Theirs;
@@ -76,7 +76,7 @@ fn daemon_killed_during_its_start_is_undone_or_taken_over() {
         assert!(rig.detach().status.success());
         let rounds = rounds(12);
         for round in 0..rounds {
-            rig.launch(Command::new(ibarr()));
+            rig.launch(program(ibarr()));
             // Kill at times that are spread evenly over a start, and a little later.
             std::thread::sleep(whole * round / rounds * 5 / 4);
             rig.end(Signal::SIGKILL);

@@ -4,13 +4,14 @@
 //! ones.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use aya::maps::{MapInfo, loaded_maps};
 use aya::programs::loaded_programs;
 use ibarr_testbed::lab::netns;
+use ibarr_testbed::start::program;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -155,7 +156,7 @@ impl Tracer {
     }
 
     fn launch(rig: &Rig) -> Self {
-        let mut command = Command::new(ibarr());
+        let mut command = program(ibarr());
         command.args(["trace", "--kernel", "--json", "--run-dir"]).arg(rig.run_dir());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = netns::spawn(NODE, &mut command).unwrap();

@@ -19,6 +19,7 @@ use aya::programs::{
 use aya::{Ebpf, EbpfLoader};
 use ibarr_common::map::{self, Program, Reason};
 use ibarr_testbed::lab::netns;
+use ibarr_testbed::start::program;
 use nix::mount::{MsFlags, mount};
 use nix::net::if_::if_nametoindex;
 use nix::sys::signal::{Signal, kill};
@@ -85,7 +86,7 @@ impl Rig {
 
     /// Starts a daemon with the current configuration.
     pub(crate) fn restart(&mut self) {
-        self.spawn(Command::new(ibarr()));
+        self.spawn(program(ibarr()));
     }
 
     /// Starts a daemon by another command, which gets the daemon's arguments.
@@ -288,17 +289,17 @@ pub(crate) fn ip(words: &str) {
 }
 
 /// Runs a tool with words, and returns its output.
-pub(crate) fn tool(program: &str, words: &str) -> String {
-    let output = Command::new(program).args(words.split_whitespace()).output();
+pub(crate) fn tool(name: &str, words: &str) -> String {
+    let output = program(name).args(words.split_whitespace()).output();
     let output =
-        output.unwrap_or_else(|error| panic!("{program}: {error}; cargo xtask test fetches it"));
-    assert!(output.status.success(), "{program} {words}: {}", said(&output));
+        output.unwrap_or_else(|error| panic!("{name}: {error}; cargo xtask test fetches it"));
+    assert!(output.status.success(), "{name} {words}: {}", said(&output));
     String::from_utf8(output.stdout).unwrap()
 }
 
 /// Runs `ibarr` on the node.
 pub(crate) fn ibarr_on_node(words: &str) -> Output {
-    let mut command = Command::new(ibarr());
+    let mut command = program(ibarr());
     command.args(words.split_whitespace());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = netns::spawn(NODE, &mut command).unwrap();

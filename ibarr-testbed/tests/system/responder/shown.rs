@@ -12,6 +12,7 @@ use std::time::Duration;
 use ibarr_common::map;
 use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
 use ibarr_testbed::lab::netns;
+use ibarr_testbed::start::program;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use object::{Object, ObjectSection};
@@ -264,7 +265,7 @@ fn old_programs_stop_answering_if_the_next_daemon_has_none() {
 fn a_daemon_without_programs_takes_nothing_from_another_one() {
     let mut rig = Rig::new();
     rig.start("");
-    let mut second = Command::new(ibarr());
+    let mut second = program(ibarr());
     second.arg("run").arg("--config").arg(rig.machine.directory().join("ibarr.toml"));
     let run_dir = rig.machine.directory().join("second");
     second.arg("--run-dir").arg(&run_dir).arg("--bpf-dir").arg(rig.bpf_dir());
@@ -302,7 +303,7 @@ fn while_programs_are_loaded_the_daemon_answers_and_says_so() {
     let pipe = rig.machine.directory().join("object.pipe");
     nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
     let launch = |rig: &mut Rig| {
-        let mut command = Command::new(ibarr());
+        let mut command = program(ibarr());
         command.env("IBARR_BPF_OBJECT", &pipe);
         let launched = rig.launch(command);
         rig.eventually("the daemon answers", || socket(V4).ask(Duration::from_millis(50)));
@@ -333,7 +334,7 @@ fn while_programs_are_loaded_the_daemon_answers_and_says_so() {
 
 /// A daemon of root with fewer capabilities.
 fn with_capabilities(change: &str) -> Command {
-    let mut command = Command::new("setpriv");
+    let mut command = program("setpriv");
     command.args(["--bounding-set", change, "--inh-caps", change, "--"]).arg(ibarr());
     command
 }
@@ -341,7 +342,7 @@ fn with_capabilities(change: &str) -> Command {
 fn start_with(rig: &mut Rig, object: &[u8]) {
     let path = rig.machine.directory().join("broken.o");
     fs::write(&path, object).unwrap();
-    let mut command = Command::new(ibarr());
+    let mut command = program(ibarr());
     command.env("IBARR_BPF_OBJECT", &path);
     rig.configure("");
     rig.spawn(command);

@@ -4,7 +4,6 @@
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use aya::maps::{Array, HashMap};
@@ -16,6 +15,7 @@ use ibarr_common::IfIndex;
 use ibarr_common::map::{self, GidEntry, GidKey, Interface, Origin, Program, Reason, ResponderCfg};
 use ibarr_common::wire::ip2gid::PORT;
 use ibarr_testbed::lab::netns;
+use ibarr_testbed::start::program;
 use nix::net::if_::if_nametoindex;
 use nix::sys::signal::Signal;
 use zerocopy::IntoBytes;
@@ -94,7 +94,7 @@ fn address_removed_during_a_takeover_is_not_answered_afterwards() {
             ip(&format!("-netns {NODE} address add {ADDRESS}/24 dev eth0"));
             rig.eventually("it is answered", || asker.ask(Duration::from_millis(20)));
             rig.end(Signal::SIGKILL);
-            let launched = rig.launch(Command::new(ibarr()));
+            let launched = rig.launch(program(ibarr()));
             // Times that are spread evenly over a start.
             std::thread::sleep(whole * round / rounds);
             ip(&format!("-netns {NODE} address delete {ADDRESS}/24 dev eth0"));
@@ -151,7 +151,7 @@ fn a_layout_that_cannot_be_filled_leaves_the_old_one_in_place() {
         let broken = rig.machine.directory().join("broken.o");
         std::fs::write(&broken, b"no object").unwrap();
         rig.configure(&format!("responder = \"{responder}\""));
-        let mut command = Command::new(ibarr());
+        let mut command = program(ibarr());
         command.env("IBARR_BPF_OBJECT", &broken);
         rig.spawn(command);
         assert_eq!(tree(&rig.bpffs()), before);
