@@ -113,6 +113,8 @@ enum Scenario {
         /// How often a daemon is replaced under load, for each kind of program
         #[arg(long, default_value_t = 50, value_name = "TIMES")]
         rounds: u32,
+        #[arg(skip)]
+        half: Option<Half>,
     },
     /// Run your own statically linked program, as root, with NETLINK_RDMA, veth, TUN and tc
     Exec {
@@ -124,6 +126,18 @@ enum Scenario {
 
 /// The tests of the daemon and its programs; those with a VRF run with them.
 const RESPONDER: &str = "responder::";
+
+/// A part of the tests of `responder`. They need a guest with one processor, and two such guests run at once.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Half {
+    /// [`LONGEST`].
+    First,
+    /// All the others.
+    Second,
+}
+
+/// About half of the time of `responder`.
+const LONGEST: [&str; 2] = ["responder::life::", "responder::takeover::"];
 
 /// A scenario on the software fabric.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -283,8 +297,12 @@ pub(crate) fn prove_cluster(workspace: &Workspace) -> Result<Result<usize>> {
     Ok(prove_all(workspace, &mut machines, &[Scenario::Cluster { pair }], DEADLINE))
 }
 
-fn responder() -> [Scenario; 2] {
-    [Scenario::Responder { tests: RESPONDER.to_owned(), rounds: 4 }, Scenario::Bpf]
+fn responder() -> [Scenario; 3] {
+    let half = |half| {
+        let tests = RESPONDER.to_owned();
+        Scenario::Responder { tests, rounds: 4, half: Some(half) }
+    };
+    [half(Half::First), half(Half::Second), Scenario::Bpf]
 }
 
 /// Machines, and what scenarios on the software fabric need besides.
@@ -391,33 +409,9 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
                 prepared.command.extend(["--skip", test].map(str::to_owned));
             }
         }
-        Scenario::Responder { tests: filter, rounds } => {
-            prepared.name = "responder";
-            prepared.processors = Processors::One;
-            prepared.modules = &["veth", "vrf", "sch_ingress", "cls_bpf"];
-            prepared.programs.push(image::ours("/bin/system", &tests(workspace, "system")?)?);
+        Scenario::Responder { tests, rounds, half } => {
             prepared.programs.push(program("/bin/ibarr", "ibarr")?);
-            let tools = [
-                (&tools::IPROUTE2, "ip"),
-                (&tools::IPROUTE2, "tc"),
-                (&tools::BPFTOOL, "bpftool"),
-                (&tools::ETHTOOL, "ethtool"),
-            ];
-            for (set, name) in tools {
-                let root = tools::root(workspace, set)?;
-                prepared.programs.extend(libraries::program(&root, name)?);
-            }
-            // Each Debian has these: their packages are essential.
-            for name in ["setpriv", "unshare", "nsenter", "mount", "umount"] {
-                prepared.programs.extend(libraries::program(Path::new("/"), name)?);
-            }
-            let rounds = format!("IBARR_TEST_ROUNDS={rounds}");
-            // Elsewhere the tests with a VRF are only reported if there is none.
-            let variables = ["IBARR_UNDER_TEST=ibarr", "IBARR_TEST_VRF=1", &rounds];
-            let program = ["/bin/system", filter.as_str()];
-            let vrf = (filter == RESPONDER).then_some("vrf::");
-            let command = variables.into_iter().chain(program).chain(vrf);
-            prepared.command = command.map(str::to_owned).collect();
+            prepare_responder(workspace, tests, *rounds, *half, &mut prepared)?;
         }
         Scenario::Exec { command } => {
             prepared.name = "exec";
@@ -430,6 +424,47 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
     prepared.programs.sort_by(|a, b| a.path.cmp(&b.path));
     prepared.programs.dedup_by(|a, b| a.path == b.path);
     Ok(prepared)
+}
+
+/// The system tests of the daemon and its BPF programs.
+fn prepare_responder(
+    workspace: &Workspace,
+    filter: &str,
+    rounds: u32,
+    half: Option<Half>,
+    prepared: &mut Prepared,
+) -> Result<()> {
+    prepared.name = if half == Some(Half::Second) { "responder-2" } else { "responder" };
+    prepared.processors = Processors::One;
+    prepared.modules = &["veth", "vrf", "sch_ingress", "cls_bpf"];
+    prepared.programs.push(image::ours("/bin/system", &tests(workspace, "system")?)?);
+    let tools = [
+        (&tools::IPROUTE2, "ip"),
+        (&tools::IPROUTE2, "tc"),
+        (&tools::BPFTOOL, "bpftool"),
+        (&tools::ETHTOOL, "ethtool"),
+    ];
+    for (set, name) in tools {
+        let root = tools::root(workspace, set)?;
+        prepared.programs.extend(libraries::program(&root, name)?);
+    }
+    // Each Debian has these: their packages are essential.
+    for name in ["setpriv", "unshare", "nsenter", "mount", "umount"] {
+        prepared.programs.extend(libraries::program(Path::new("/"), name)?);
+    }
+    let rounds = format!("IBARR_TEST_ROUNDS={rounds}");
+    // Elsewhere the tests with a VRF are only reported if there is none.
+    let mut command = vec!["IBARR_UNDER_TEST=ibarr", "IBARR_TEST_VRF=1", &rounds, "/bin/system"];
+    match half {
+        Some(Half::First) => command.extend(LONGEST),
+        _ if filter == RESPONDER => command.extend([filter, "vrf::"]),
+        _ => command.push(filter),
+    }
+    if half == Some(Half::Second) {
+        command.extend(LONGEST.iter().flat_map(|tests| ["--skip", tests]));
+    }
+    prepared.command = command.into_iter().map(str::to_owned).collect();
+    Ok(())
 }
 
 /// A scenario on the software fabric.
