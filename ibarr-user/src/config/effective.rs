@@ -126,19 +126,19 @@ mod tests {
         let sources = [
             source(
                 "a",
-                &format!("lease = \"10s\"\n[client]\nsockets = 3\nrefresh-rate = 9\n{tables}"),
+                &format!("lease = \"10s\"\n[client]\nmax-cached = 3\nrefresh-rate = 9\n{tables}"),
             ),
             source("b", &format!("lease = \"20s\"\n{tables}")),
         ];
         let all = effective(&sources);
         let from = |key: &str| all.iter().find(|one| one.key == key).unwrap().from.clone();
         assert_eq!(from("lease"), Some(("b".to_owned(), 1)));
-        assert_eq!(from("sockets"), Some(("a".to_owned(), 3)));
+        assert_eq!(from("max-cached"), Some(("a".to_owned(), 3)));
         assert_eq!(from("udp-port"), None);
         let tables: Vec<_> = all.iter().filter(|one| one.table == "static-gid").collect();
         assert_eq!(tables[0].from, Some(("b".to_owned(), 2)));
         assert_eq!(tables[1].value, "gid = \"fe80::2\"\nip = \"10.2.0.6\"\n");
         let keys = all.iter().filter(|one| !one.key.is_empty()).count();
-        assert_eq!((keys, tables.len()), (39, 2));
+        assert_eq!((keys, tables.len()), (28, 2));
     }
 }

@@ -182,23 +182,10 @@ fn client(
             udp_port,
             source_check,
             deadline: table.value("deadline", default.deadline, duration),
-            resends: table.list("resends", default.resends, duration),
-            resend_jitter: default.resend_jitter,
-            max_flights: table.value("max-flights", default.max_flights, count),
-            max_waiters_per_flight: default.max_waiters_per_flight,
-            max_waiters: table.value("max-waiters", default.max_waiters, count),
-            sockets: table.value("sockets", default.sockets, |value| {
-                value.number(1..=client::Config::MAX_SOCKETS)
-            }),
-            socket_lifetime: table.value("socket-lifetime", default.socket_lifetime, duration),
-            socket_grace: table.value("socket-grace", default.socket_grace, duration),
-            hop_idle: table.value("hop-idle", default.hop_idle, duration),
-            probe_round: table.value("probe-round", default.probe_round, duration),
-            max_hops: table.value("max-hops", default.max_hops, count),
             fresh_for: table.value("fresh-for", default.fresh_for, duration),
             cache_ttl: table.value("cache-ttl", default.cache_ttl, duration),
-            negative_ttl: table.value("negative-ttl", default.negative_ttl, duration),
             max_cached: table.value("max-cached", default.max_cached, count),
+            ..default
         };
         table.check(client::Config::new(settings))
     })
@@ -380,7 +367,7 @@ mod tests {
         }
         // Every key is there: without its "key =", a line of the rendered default would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 39);
+        assert_eq!(keys.count(), 28);
     }
 
     #[test]
@@ -401,13 +388,11 @@ mod tests {
              interface = \"eth*\"\n\
              responder = \"xdp\"\n\
              [client]\n\
-             resends = [\"30ms\", \"1s\"]\n\
              fresh-for = \"0s\"\n\
              cache-ttl = \"2min\"\n\
              [paths]\n\
              qos = \"on\"\n\
              cache-ttl = \"10min\"\n\
-             negative-ttl = \"1s\"\n\
              max-cached = 1000\n\
              repeat-rate = 0\n\
              fallback-interval = \"20s\"\n\
@@ -419,7 +404,6 @@ mod tests {
         let settings = config.client.settings();
         assert_eq!(settings.udp_port.get(), 5000);
         assert_eq!(settings.source_check, SourceCheck::Strict);
-        assert_eq!(settings.resends, [Duration::from_millis(30), Duration::from_secs(1)]);
         let lives = (settings.fresh_for, settings.cache_ttl);
         assert_eq!(lives, (Duration::ZERO, Duration::from_mins(2)));
         let timeout = Timeout::from_millis(500).unwrap();
@@ -429,7 +413,6 @@ mod tests {
         let expected = paths::Config {
             qos: Qos::On,
             ttl: Duration::from_mins(10),
-            negative_ttl: Duration::from_secs(1),
             max_cached: 1_000,
             repeat_rate: 0,
             fallback_interval: Duration::from_secs(20),
@@ -459,9 +442,8 @@ mod tests {
         assert_eq!(env!("CARGO_PKG_VERSION_MAJOR"), "1");
         let outdated = |text: &str| parse(text).outdated();
         assert_eq!(outdated(include_str!("../../tests/golden/ibarr-1.0.0.toml")), None);
-        let changed = "[client]\nrefresh-rate = 50\n[paths]\ninform = true";
-        let warning =
-            "without effect, and refused from 2.0.0 on: paths.inform, client.refresh-rate";
+        let changed = "[client]\nresends = [ \"20ms\" ]\n[paths]\ninform = true";
+        let warning = "without effect, and refused from 2.0.0 on: paths.inform, client.resends";
         assert_eq!(outdated(changed), Some(warning.to_owned()));
         let elsewhere = "line 1: inform is not a key of ibarr; known here: ";
         assert!(mistakes("inform = false")[0].starts_with(elsewhere));
@@ -521,9 +503,8 @@ responder = \"ebpf\"
 
     #[test]
     fn contradicting_values_are_a_mistake() {
-        let expected = "line 1: resends: the last may come after 1.32s, leave it below \
-                        deadline = 1s";
-        assert_eq!(mistakes("[client]\ndeadline = \"1s\"\n"), [expected]);
+        let expected = "line 1: deadline = 1ms is outside 10ms to 300s";
+        assert_eq!(mistakes("[client]\ndeadline = \"1ms\"\n"), [expected]);
         for wrong in ["paths", "/var/lib/"] {
             let expected = format!(
                 "line 2: paths.snapshot is {wrong:?}; write a file's path, from / on, or \"\""

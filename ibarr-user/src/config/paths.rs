@@ -24,9 +24,6 @@ fn paths_of(table: &mut Table<'_, '_>, default: paths::Config) -> paths::Config 
         ttl: table.value("cache-ttl", default.ttl, |value| {
             at_least_a_second(value, Duration::from_hours(24))
         }),
-        negative_ttl: table.value("negative-ttl", default.negative_ttl, |value| {
-            at_least_a_second(value, Duration::from_mins(5))
-        }),
         max_cached: table
             .value("max-cached", default.max_cached, |value| value.number(1..=MAX_PATHS)),
         repeat_rate: table

@@ -54,8 +54,21 @@ impl fmt::Display for Mistake {
 
 /// Table, name and default of each key that had an effect in 1.0.0. Files still have them. 2.0.0 refuses
 /// them, and this list ends.
-const RETIRED: [(&str, &str, &str); 2] =
-    [("client", "refresh-rate", "500"), ("paths", "inform", "false")];
+const RETIRED: [(&str, &str, &str); 13] = [
+    ("client", "refresh-rate", "500"),
+    ("client", "resends", "[\"20ms\",\"60ms\",\"180ms\",\"500ms\",\"1200ms\"]"),
+    ("client", "max-flights", "16384"),
+    ("client", "max-waiters", "32768"),
+    ("client", "sockets", "32"),
+    ("client", "socket-lifetime", "\"60s\""),
+    ("client", "socket-grace", "\"3s\""),
+    ("client", "hop-idle", "\"60s\""),
+    ("client", "probe-round", "\"500ms\""),
+    ("client", "max-hops", "16384"),
+    ("client", "negative-ttl", "\"1s\""),
+    ("paths", "negative-ttl", "\"5s\""),
+    ("paths", "inform", "false"),
+];
 
 /// The default of a key that has no effect any more.
 pub(super) fn retired(table: &str, key: &str) -> Option<&'static str> {

@@ -602,9 +602,11 @@ mod tests {
 
     #[test]
     fn resend_waits_for_schedule_and_doubled_round_trip() {
-        let ms = Duration::from_millis;
-        let jitter = crate::retry::Jitter::percent(0).unwrap();
-        let schedule = Schedule::new([20, 60, 180].map(ms).into(), jitter).unwrap();
+        const fn ms(ms: u64) -> Duration {
+            Duration::from_millis(ms)
+        }
+        let schedule =
+            Schedule::new(const { &[ms(20), ms(60), ms(180)] }, crate::retry::Jitter::default());
         let socket = SocketId::closed_for_tests();
         let pauses = |timeout, factor| {
             let mut flight = Flight::new(question(1), MsgId(7), Instant::BOOT + ms(3000));

@@ -2,7 +2,16 @@
 
 //! The bounds of each table, derived from the configuration.
 
+use std::time::Duration;
+
+use super::config::RESENDS;
 use super::{Config, flights, hops, table};
+
+/// How long a next hop counts as reachable after a reply came through it.
+const HOP_IDLE: Duration = Duration::from_mins(1);
+
+/// Within this time each question behind a next hop that has not answered gets a turn to probe it.
+const PROBE_ROUND: Duration = Duration::from_millis(500);
 
 pub(super) fn flight_limits(config: &Config) -> flights::Limits {
     let settings = config.settings();
@@ -26,8 +35,8 @@ pub(super) fn hop_limits(config: &Config) -> hops::Limits {
     let settings = config.settings();
     hops::Limits {
         hops: settings.max_hops.get(),
-        hop_idle: settings.hop_idle,
-        turn: config.schedule().first(),
-        round: settings.probe_round,
+        hop_idle: HOP_IDLE,
+        turn: RESENDS.first(),
+        round: PROBE_ROUND.min(settings.deadline / 2),
     }
 }

@@ -48,6 +48,7 @@ use rand_core::CryptoRng;
 
 use self::cache::Cache;
 use self::candidates::Candidates;
+use self::config::RESENDS;
 use self::flights::{Flight, FlightId, Flights, Full};
 use self::hops::Hops;
 use self::left::Left;
@@ -460,7 +461,7 @@ impl<R: CryptoRng> Client<R> {
     fn release(&mut self, id: FlightId, was_waiting: bool) {
         let Some(flight) = self.flights.flight(id) else { return };
         // Earlier datagrams may have been lost while the hop was unresolved: the schedule restarts.
-        flight.restart(self.config.schedule().first());
+        flight.restart(RESENDS.first());
         if was_waiting {
             flight.resend_at = None;
             self.make_ready(id);
@@ -535,9 +536,8 @@ impl<R: CryptoRng> Client<R> {
         let Some(flight) = self.flights.flight(id) else { return };
         let (Some(route), Some(last_sent)) = (flight.joined, flight.last_sent) else { return };
         let expected = self.hops.expected(self.now, route, questions);
-        let schedule = self.config.schedule();
-        let at = last_sent + flight.pause(schedule, expected);
-        let again = self.now + self.now.since(last_sent).max(schedule.first());
+        let at = last_sent + flight.pause(&RESENDS, expected);
+        let again = self.now + self.now.since(last_sent).max(RESENDS.first());
         flight.resend_at = Some(if flight.is_slow { at } else { at.min(again) });
     }
 

@@ -148,6 +148,12 @@ const MAX_DOMAINS: usize = 16;
 /// The sockets of one domain: none until a query needs one, then as many as configured, as long as
 /// there are queries.
 ///
+/// How long a socket sends queries.
+const LIFETIME: Duration = Duration::from_mins(1);
+
+/// How long after that it still receives replies: as long as a round, so that no query loses its socket.
+const GRACE: Duration = Duration::from_secs(3);
+
 /// A slot holds at most one socket that sends and one in its grace period, which only receives.
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -157,8 +163,6 @@ pub(super) struct Pool {
     slots: Vec<Slot>,
     /// Number of slots in use; slots beyond it only wait for their grace period to end.
     size: usize,
-    lifetime: Duration,
-    grace: Duration,
     /// The sockets that can send.
     open: Vec<SocketId>,
     wanted_at: Option<Instant>,
@@ -172,8 +176,6 @@ impl Pool {
             generation,
             slots: Vec::new(),
             size: 0,
-            lifetime: Duration::ZERO,
-            grace: Duration::ZERO,
             open: Vec::new(),
             wanted_at: None,
             next_timeout: None,
@@ -182,12 +184,9 @@ impl Pool {
         pool
     }
 
-    /// Sockets beyond the new number enter their grace period; new times apply to sockets opened
-    /// later.
+    /// Sockets beyond the new number enter their grace period.
     pub(super) fn reconfigure(&mut self, now: Instant, settings: &Settings) {
         self.size = settings.sockets.into();
-        self.lifetime = settings.socket_lifetime;
-        self.grace = settings.socket_grace;
         for slot in self.slots.iter_mut().skip(self.size) {
             if let State::Open { until, .. } = &mut slot.state {
                 *until = now;
@@ -255,8 +254,8 @@ impl Pool {
         match asked {
             Some(slot) if index < self.size => {
                 // Sockets opened together are not replaced together.
-                let longer = retry::random(self.lifetime / 10, rng);
-                slot.state = State::Open { socket, until: now + self.lifetime + longer };
+                let longer = retry::random(LIFETIME / 10, rng);
+                slot.state = State::Open { socket, until: now + LIFETIME + longer };
                 self.open.push(socket);
             }
             // The pool has become smaller meanwhile.
@@ -293,7 +292,7 @@ impl Pool {
         if self.next_timeout.is_none_or(|at| at > now) {
             return;
         }
-        let wanted = self.wanted_at.is_some_and(|at| now.since(at) < self.lifetime);
+        let wanted = self.wanted_at.is_some_and(|at| now.since(at) < LIFETIME);
         for (index, slot) in (0..).zip(&mut self.slots) {
             if let Some(retired) = slot.retired.filter(|retired| retired.until <= now) {
                 events.push_back(Event::Socket(SocketEvent::Close(retired.socket)));
@@ -304,7 +303,7 @@ impl Pool {
                     self.open.retain(|&open| open != socket);
                     // The slot can hold another socket in grace only if the pool has just become
                     // smaller.
-                    let retired = Retired { socket, until: now + self.grace };
+                    let retired = Retired { socket, until: now + GRACE };
                     if let Some(before) = slot.retired.replace(retired) {
                         events.push_back(Event::Socket(SocketEvent::Close(before.socket)));
                     }
