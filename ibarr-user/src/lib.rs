@@ -21,4 +21,6 @@ pub mod process;
 mod regular_file;
 mod spelling;
 pub mod sys;
+#[cfg(test)]
+mod tests;
 pub mod transport;

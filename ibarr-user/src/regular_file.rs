@@ -91,7 +91,6 @@ pub(crate) fn other_kind(found: &Metadata) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
 
@@ -100,17 +99,15 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::tests::ShortDir;
 
     #[test]
     fn other_kinds_of_file_are_refused_by_name_without_being_opened() {
-        let dir = TempDir::new().unwrap();
+        let dir = ShortDir::new();
         let at = |name: &str| dir.path().join(name);
         mkfifo(&at("FIFO"), Mode::S_IRWXU).unwrap();
         fs::create_dir(at("directory")).unwrap();
-        // The name of a socket has few bytes.
-        let open = File::open(dir.path()).unwrap();
-        let short = format!("/proc/self/fd/{}/socket", open.as_raw_fd());
-        let _socket = UnixListener::bind(short).unwrap();
+        let _socket = UnixListener::bind(at("socket")).unwrap();
         symlink("/dev/zero", at("device")).unwrap();
         for kind in ["FIFO", "directory", "socket", "device"] {
             let error = read(&at(kind), Link::Followed, 9).unwrap_err();

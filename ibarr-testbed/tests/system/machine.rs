@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -15,6 +16,7 @@ use ibarr_testbed::start::program;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Pid, geteuid};
 
 /// A machine of its own for each test: mount and network namespaces of the calling thread, and an empty
@@ -34,7 +36,9 @@ impl Machine {
         unshare(CloneFlags::CLONE_NEWNET).expect("system tests need a network namespace");
 
         let marker = format!("{}-{}", process::id(), MADE.fetch_add(1, Ordering::Relaxed));
-        let directory = env::temp_dir().join(format!("ibarr-test-{marker}"));
+        // Daemons of other users read files of the tests.
+        umask(Mode::S_IWGRP | Mode::S_IWOTH);
+        let directory = base().join(format!("ibarr-test-{marker}"));
         fs::create_dir(&directory).unwrap();
         Self { directory, marker }
     }
@@ -112,6 +116,16 @@ impl Machine {
         });
         processes.collect()
     }
+}
+
+/// The directory of temporary files. Names of sockets are short, and mount points with a space have other names in
+/// mountinfo, so `/run` stands in for an odd one.
+fn base() -> PathBuf {
+    let is_plain = |base: &PathBuf| {
+        let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/-_.".contains(byte);
+        base.as_os_str().len() < 40 && base.as_os_str().as_bytes().iter().all(plain)
+    };
+    Some(env::temp_dir()).filter(is_plain).unwrap_or_else(|| "/run".into())
 }
 
 impl Drop for Machine {

@@ -124,7 +124,8 @@ mod tests {
 
     use super::*;
 
-    const NOBODY: Peer = Peer { uid: 65534, gid: 65534 };
+    /// Who runs no tests.
+    const OTHER: Peer = Peer { uid: 3_999_999_999, gid: 3_999_999_999 };
 
     /// An access whose look-ups return what the sender sends, in that order.
     fn access() -> (Access, std_mpsc::Sender<io::Result<Option<u32>>>) {
@@ -137,14 +138,14 @@ mod tests {
         let (mut access, answers) = access();
         let (socket, _other) = UnixStream::pair().unwrap();
         let us = Peer::of(socket.as_fd()).unwrap();
-        let member = Peer { gid: 123, ..NOBODY };
+        let member = Peer { gid: 123, ..OTHER };
         assert_eq!(access.group(), GroupId::Unknown);
         assert!(access.may_change(socket.as_fd(), us));
         assert!(!access.may_change(socket.as_fd(), member));
         answers.send(Ok(Some(123))).unwrap();
         access.group.changed().await.unwrap();
         assert!(access.may_change(socket.as_fd(), member));
-        assert!(!access.may_change(socket.as_fd(), NOBODY));
+        assert!(!access.may_change(socket.as_fd(), OTHER));
     }
 
     #[tokio::test(flavor = "current_thread")]

@@ -149,10 +149,11 @@ mod tests {
     use nix::sys::socket::{Backlog, listen};
 
     use super::*;
+    use crate::tests::ShortDir;
 
     #[test]
     fn connecting_to_a_full_listen_queue_times_out() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = ShortDir::new();
         let listener = UnixListener::bind(super::super::socket_path(dir.path())).unwrap();
         listen(&listener, Backlog::new(0).unwrap()).unwrap();
         // The kernel accepts one connection; nothing reads from it.

@@ -428,7 +428,8 @@ mod tests {
     use super::*;
     use crate::control::messages::{Body, Lookup, Target, Text};
 
-    const NOBODY: Peer = Peer { uid: 65534, gid: 65534 };
+    /// Who runs no tests.
+    const OTHER: Peer = Peer { uid: 3_999_999_999, gid: 3_999_999_999 };
 
     /// The answers to `lines` from `peer`, where the engine grants every request.
     async fn told(peer: Peer, access: &Access, lines: &[&str]) -> Vec<Response> {
@@ -463,7 +464,7 @@ mod tests {
     async fn hanging_user_database_delays_no_request() {
         let (answer, answers) = std::sync::mpsc::channel();
         let access = Access::start(move || answers.recv().unwrap_or(Ok(None))).unwrap();
-        let member = Peer { gid: 123, ..NOBODY };
+        let member = Peer { gid: 123, ..OTHER };
         let responses = told(member, &access, &[READ, CHANGE, READ]).await;
         let forbidden: Vec<_> = responses.iter().map(is_forbidden).collect();
         assert_eq!(forbidden, [false, true, false]);
@@ -476,7 +477,7 @@ mod tests {
     async fn peer_without_the_right_to_change_may_read() {
         let access = Access::start(|| Ok(Some(123))).unwrap();
         access.known().await;
-        let responses = told(NOBODY, &access, &[READ, CHANGE, TRACE]).await;
+        let responses = told(OTHER, &access, &[READ, CHANGE, TRACE]).await;
         let forbidden: Vec<_> = responses.iter().map(is_forbidden).collect();
         assert_eq!(forbidden, [false, true, true]);
     }
@@ -501,11 +502,11 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn connection_carries_many_requests_and_ends_with_its_peer() {
         let (mut near, mut far) = UnixStream::pair().unwrap();
-        let (place, _stays) = Connections::new(CONTROL).take(NOBODY.user()).unwrap();
+        let (place, _stays) = Connections::new(CONTROL).take(OTHER.user()).unwrap();
         let (asks, mut asked) = mpsc::channel::<Ask>(1);
         let server = tokio::spawn(async move {
             let access = Access::start(|| Ok(None)).unwrap();
-            converse(&mut far, NOBODY, &access, &asks, &place).await
+            converse(&mut far, OTHER, &access, &asks, &place).await
         });
         let engine = tokio::spawn(async move {
             let mut requests = Vec::new();

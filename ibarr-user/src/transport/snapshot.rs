@@ -245,11 +245,11 @@ mod tests {
 
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
-    use tempfile::TempDir;
 
     use super::*;
+    use crate::tests::ShortDir;
 
-    fn names(dir: &TempDir) -> Vec<String> {
+    fn names(dir: &ShortDir) -> Vec<String> {
         let names = fs::read_dir(dir.path()).unwrap();
         let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
         names.map(|entry| name(entry.unwrap())).collect()
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn other_kind_of_file_is_refused_by_name_and_stays() {
-        let dir = TempDir::new().unwrap();
+        let dir = ShortDir::new();
         let path = dir.path().join("paths");
         let beside = dir.path().join("paths.new");
         for kind in ["FIFO", "symbolic link", "directory", "socket"] {
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn unfinished_file_is_removed() {
-        let dir = TempDir::new().unwrap();
+        let dir = ShortDir::new();
         let path = dir.path().join("paths");
         let begin = || Order::Begin(path.clone(), vec![]);
         // Abandoned, begun again, and left unfinished when the daemon ends.

@@ -145,12 +145,13 @@ mod tests {
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
     use super::*;
+    use crate::tests::ShortDir;
 
     const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
 
     #[test]
     fn served_sockets_and_other_files_are_never_replaced() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = ShortDir::new();
         let path = |name| dir.path().join(name);
         let _stream = UnixListener::bind(path("stream")).unwrap();
         let _datagram = UnixDatagram::bind(path("datagram")).unwrap();
@@ -179,7 +180,7 @@ mod tests {
 
     #[test]
     fn removed_file_is_made_again_and_another_in_its_place_stays() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = ShortDir::new();
         let path = dir.path().join("sock");
         let mut ours = SocketFile::bind(&path).unwrap();
         assert!(!ours.look(NOW).unwrap());

@@ -186,10 +186,11 @@ mod tests {
     use nix::sys::socket::{Backlog, bind, listen};
 
     use super::*;
+    use crate::tests::ShortDir;
 
     #[test]
     fn link_that_ibacm_left_is_used_and_any_other_named() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = ShortDir::new();
         let [at, target] = ["ibacm.sock", "ibacm-unix.sock"].map(|name| dir.path().join(name));
         symlink("ibacm-unix.sock", &at).unwrap();
         let link = Link { at: at.clone(), target };
@@ -205,7 +206,7 @@ mod tests {
 
     #[test]
     fn socket_whose_holder_is_stopped_with_a_full_queue_is_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = ShortDir::new();
         let path = dir.path().join("acm.sock");
         let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
         bind(fd.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
@@ -223,7 +224,7 @@ mod tests {
 
     #[test]
     fn own_socket_is_removed_unless_another_program_has_replaced_it() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = ShortDir::new();
         let [path, link] = ["acm.sock", FOR_LIBRDMACM].map(|name| dir.path().join(name));
         let there = || (path.exists(), link.symlink_metadata().is_ok());
         let (made, _listener) = Made::bind(&path).unwrap();
