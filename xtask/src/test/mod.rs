@@ -178,6 +178,6 @@ mod tests {
         let all: Duration = in_ci.iter().map(|level| level.budget).sum();
         let fast = LEVELS.iter().filter(|level| level.fast).map(|level| level.budget);
         assert!(all <= Duration::from_mins(45));
-        assert!(fast.sum::<Duration>() <= Duration::from_mins(3));
+        assert!(fast.sum::<Duration>() <= Duration::from_secs(380));
     }
 }
