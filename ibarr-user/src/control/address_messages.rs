@@ -10,6 +10,7 @@ use std::str::FromStr;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 
 use super::path_messages::PathAnswer;
 use super::values::{Elapsed, Millis, Text, Textual, states};
@@ -67,6 +68,7 @@ states! {
 }
 
 /// The outcome for one address.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Answer {
@@ -75,10 +77,8 @@ pub struct Answer {
     /// The outcome.
     pub status: AnswerStatus,
     /// The GID, if found.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<Text<Gid>>,
     /// Where the GID comes from, if found.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<AnswerSource>,
     /// Milliseconds from request to answer, within the daemon.
     pub ms: Elapsed,
@@ -119,6 +119,7 @@ states! {
 }
 
 /// The outcome for one destination of `ibarr resolve`: an answer, and what the command adds to it.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Resolved {
@@ -127,13 +128,11 @@ pub struct Resolved {
     pub answer: Answer,
     /// What the command line named, if that is not the address alone: a host, or an address with an
     /// interface.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Other addresses of that host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_addresses: Vec<IpAddr>,
     /// The path to the GID (`--path`, `--verify`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<Box<PathAnswer>>,
     /// What contradicts the answer or the path (`--verify`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -180,6 +179,7 @@ pub struct UnknownName {
 }
 
 /// All answers of a command together.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Summary {
@@ -192,7 +192,6 @@ pub struct Summary {
     #[serde(default)]
     pub mismatches: u64,
     /// The times of the answers with a GID, within the daemon; absent if there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ms: Option<Times>,
     /// Milliseconds that the command took.
     pub total_ms: Elapsed,
@@ -213,13 +212,13 @@ pub struct Times {
 }
 
 /// A peer that took long to answer.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SlowPeer {
     /// Its address.
     pub ip: IpAddr,
     /// Name of the interface that the request named; absent if it named none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     /// Milliseconds from the first query to its last answer.
     pub ms: Elapsed,
@@ -228,19 +227,18 @@ pub struct SlowPeer {
 }
 
 /// The document of `ibarr ping`.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Pinged {
     /// The address.
     pub ip: IpAddr,
     /// What the command line named, if that is not the address alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Other addresses of that host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_addresses: Vec<IpAddr>,
     /// The last GID that was answered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<Text<Gid>>,
     /// How many rounds there were.
     pub asked: u64,
@@ -251,7 +249,6 @@ pub struct Pinged {
     /// How many rounds had which outcome.
     pub answers: BTreeMap<AnswerStatus, u64>,
     /// Round-trip times of the answered rounds, within the daemon; absent if there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ms: Option<Times>,
     /// What contradicts the last GID.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -3,10 +3,12 @@
 //! The document of `ibarr doctor`.
 
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 
 use super::values::states;
 
 /// One thing that a connection needs, and whether it is there.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Check {
@@ -17,7 +19,6 @@ pub struct Check {
     /// What was found.
     pub found: String,
     /// What to do; absent if there is nothing to do.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
 

@@ -4,17 +4,18 @@
 
 use ibarr_proto::health::State;
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 
 use super::values::{Seconds, states};
 
 /// A subsystem of the daemon.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SubsystemHealth {
     /// Its name, such as `sa`. Names may be added.
     pub subsystem: String,
     /// The interface or port, if there is one for each.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<String>,
     /// How well it works.
     pub state: HealthState,

@@ -15,6 +15,7 @@ use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::{Family, Prefix};
 use ibarr_proto::shares;
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 
 use crate::config::Mistake;
 
@@ -45,6 +46,7 @@ use crate::bpf::Hook;
 pub const VERSION: u32 = 1;
 
 /// A request to the daemon.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "ask", rename_all = "kebab-case")]
 pub enum Request {
@@ -54,7 +56,6 @@ pub enum Request {
         addresses: Vec<Text<Target>>,
         /// How long the caller waits: at most [`Request::MAX_TIMEOUT`],
         /// [`Request::TIMEOUT`] if absent.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<Millis>,
         /// Where the answers may come from.
         #[serde(default, skip_serializing_if = "is_default")]
@@ -73,7 +74,6 @@ pub enum Request {
     /// One page of the path cache.
     Paths {
         /// End of the previous page; absent for the first page.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<PathMark>,
     },
     /// The state of the daemon, and the reasons for what does not work.
@@ -81,7 +81,6 @@ pub enum Request {
     /// One page of the client cache.
     Cache {
         /// End of the previous page; absent for the first page.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<AddressMark>,
     },
     /// Forgets all cached addresses and paths (changes the daemon).
@@ -99,10 +98,8 @@ pub enum Request {
     /// Shows what happens to each request from now on (shows what others ask).
     Trace {
         /// Which events are wanted; absent for all.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         only: Option<TraceOnly>,
         /// When it ends; absent: with the connection.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         for_ms: Option<Millis>,
         /// Whether the programs in the kernel report their packets, too (changes the programs).
         #[serde(default, skip_serializing_if = "is_default")]
@@ -111,7 +108,6 @@ pub enum Request {
     /// What is logged.
     LogLevel {
         /// What to log from now on (changes the daemon); absent for a look.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         change: Option<LevelChange>,
     },
 }
@@ -151,6 +147,7 @@ pub enum MetricsForm {
 }
 
 /// The end of a page of [`Request::Cache`], meaningful only to the daemon that made it.
+#[skip_serializing_none]
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct AddressMark {
@@ -161,7 +158,6 @@ pub struct AddressMark {
     /// Address of the last entry.
     pub ip: IpAddr,
     /// Interface index of the last entry.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ifindex: Option<Number<IfIndex>>,
 }
 
@@ -198,6 +194,7 @@ impl From<Failure> for Response {
 }
 
 /// The document that answers a [`Request`].
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(untagged, rename_all_fields = "kebab-case")]
 pub enum Body {
@@ -252,7 +249,6 @@ pub enum Body {
         /// Unordered. The command prints all pages as one document, ordered by address.
         entries: Vec<CacheEntry>,
         /// Mark for requesting the next page; absent in the last page.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         next: Option<AddressMark>,
     },
     /// Answers [`Request::Path`].
@@ -270,7 +266,6 @@ pub enum Body {
         /// Unordered. The command prints all pages as one document.
         paths: Vec<CachedPath>,
         /// Mark for requesting the next page; absent in the last page.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         next: Option<PathMark>,
     },
     /// Answers [`Request::Counters`].
@@ -355,6 +350,7 @@ pub struct Failure {
 }
 
 /// A key of the configuration.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Setting {
@@ -363,10 +359,8 @@ pub struct Setting {
     /// Its value.
     pub value: serde_json::Value,
     /// The file that has it; absent for a default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
     /// The line in that file, from 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
 }
 
@@ -381,13 +375,13 @@ pub struct Imported {
 }
 
 /// What became of a line of ibacm's configuration.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ImportedLine {
     /// The file that has it.
     pub file: String,
     /// Its number, from 1; absent if this is about the whole file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<u64>,
     /// The line.
     pub text: String,
@@ -438,16 +432,15 @@ pub enum FailureKind {
 }
 
 /// One entry of the client cache.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CacheEntry {
     /// IPv4 or IPv6 address of the peer.
     pub ip: IpAddr,
     /// Name of the interface that the request named; absent if it named none.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     /// GID of the address; absent in a negative entry.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<Text<Gid>>,
     /// Milliseconds until the entry expires.
     pub expires_in_ms: Millis,
@@ -474,31 +467,30 @@ pub struct KernelMaps {
 }
 
 /// An answer of a peer.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelLearned {
     /// The address asked for.
     pub ip: IpAddr,
     /// Index of the interface that the request named; absent if it named none.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub ifindex: Option<Number<IfIndex>>,
     /// GID of the address.
     pub gid: Text<Gid>,
     /// Milliseconds until the entry expires.
     pub expires_in_ms: Millis,
     /// Address of the peer that answered, if that is still known.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<IpAddr>,
 }
 
 /// An interface on which programs may answer.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelInterface {
     /// Interface index.
     pub ifindex: Number<IfIndex>,
     /// Interface name, if it is in this network namespace.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Whether queries over IPv4 are answered.
     pub ipv4: bool,
@@ -510,6 +502,7 @@ pub struct KernelInterface {
 }
 
 /// A prefix that an interface leads to; a longer prefix overrules a shorter one.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelRoute {
@@ -518,7 +511,6 @@ pub struct KernelRoute {
     /// The prefix, such as `10.0.0.0/8`.
     pub to: Text<Prefix>,
     /// Address of the gateway; absent if there is none.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub via: Option<IpAddr>,
     /// Whether another interface leads to the prefix.
     pub elsewhere: bool,
@@ -537,16 +529,15 @@ pub struct KernelNeighbour {
 }
 
 /// An address of this node in the map `gid_cache`.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelEntry {
     /// IPv4 or IPv6 address.
     pub ip: IpAddr,
     /// Interface index that scopes a link-local address.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub scope: Option<Number<IfIndex>>,
     /// The GID in replies; absent if the address is not answered.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<Text<Gid>>,
     /// Index of the interface that has the address; 0 if none has it.
     pub ifindex: Number<Option<IfIndex>>,
@@ -565,6 +556,7 @@ states! {
 }
 
 /// The document of `ibarr status`.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Status {
@@ -575,13 +567,10 @@ pub struct Status {
     /// Seconds since the daemon started.
     pub uptime_s: Seconds,
     /// Paths of the configuration files, with commas; absent if the daemon runs on defaults.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
     /// Seconds since the last reload that took effect; absent if there was none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reloaded_ago_s: Option<Seconds>,
     /// The last reload, if it failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_reload: Option<FailedReload>,
     /// What works and what does not, by subsystem; empty until the daemon is ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -695,20 +684,19 @@ states! {
 }
 
 /// The socket to the kernel's RDMA core.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LocalServiceStatus {
     /// Whether the socket is open.
     pub state: SocketState,
     /// Why the kernel does not send requests to the daemon; absent if it does.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
     /// Address requests that wait for an answer now.
     pub waiting: usize,
     /// Whether nudges are made.
     pub nudges: NudgeState,
     /// The interface of the last nudge; absent if there was none, or it failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nudge_interface: Option<String>,
     /// Other processes that receive the kernel's requests.
     pub listeners: Vec<ListenerStatus>,
@@ -739,17 +727,18 @@ states! {
 }
 
 /// A process that receives the kernel's requests.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ListenerStatus {
     /// Process id; absent if the process is not visible.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Name of the program.
     pub name: String,
 }
 
 /// A server socket of the ip2gid port.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServerStatus {
@@ -758,13 +747,10 @@ pub struct ServerStatus {
     /// UDP port number.
     pub port: NonZeroU16,
     /// The VRF whose datagrams it receives; absent for all others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vrf: Option<String>,
     /// Why the socket does not serve; absent if it does.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
     /// Size of the receive buffer in bytes; absent if the socket does not serve.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receive_buffer: Option<usize>,
 }
 
@@ -779,24 +765,23 @@ states! {
 }
 
 /// The BPF responder.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ResponderStatus {
     /// Milliseconds until the programs stop answering, if the lease is not renewed.
     pub lease_ends_in_ms: Millis,
     /// Why the responder answers nothing; absent if it answers.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
     /// Why the responder may end with the daemon, before its lease; absent if it outlives the
     /// daemon.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub ends_early: Option<String>,
     /// Directory of the pins.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bpf_dir: Option<String>,
 }
 
 /// A network interface.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct InterfaceStatus {
@@ -805,20 +790,16 @@ pub struct InterfaceStatus {
     /// Interface index.
     pub ifindex: Number<IfIndex>,
     /// The GID in replies about its addresses.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<Text<Gid>>,
     /// The program that answers queries on this interface, before or instead of the daemon: `tcx`,
     /// `clsact`, `xdp-native`, `xdp-generic`; absent if there is none.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub responder: Option<Text<Hook>>,
     /// Which queries the daemon answers here, and why; absent if there are none, or if no query
     /// shall be answered here.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub in_user_space: Option<String>,
     /// Addresses that are answered, each with its GID.
     pub addresses: BTreeMap<IpAddr, Text<Gid>>,
     /// Why no address is answered; absent if some are.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub not_served: Option<String>,
 }
 

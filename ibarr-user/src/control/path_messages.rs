@@ -7,23 +7,22 @@ use std::net::IpAddr;
 use ibarr_common::ib::{FlowLabel, Gid, Lid, PKey, Sl};
 use ibarr_proto::paths::{PortEvent, PortName};
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 
 use super::values::{Elapsed, Millis, Number, Text, is_default, states};
 
 /// The ends of a path.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PathRequest {
     /// Destination GID.
     pub dgid: Text<Gid>,
     /// Source GID; absent: the port's first GID.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sgid: Option<Text<Gid>>,
     /// Port, such as `mlx5_0/1`; absent: the first port that can ask.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<Text<PortName>>,
     /// P_Key; absent: the port's first.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pkey: Option<Number<PKey>>,
     /// Whether the subnet administrator is asked even if its answer is remembered.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -31,13 +30,13 @@ pub struct PathRequest {
 }
 
 /// The outcome of a request for a path.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PathAnswer {
     /// The port that asked, such as `mlx5_0/1`.
     pub port: Text<PortName>,
     /// Why this port was chosen.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chosen: Option<PortChoice>,
     /// Source GID.
     pub sgid: Text<Gid>,
@@ -46,13 +45,10 @@ pub struct PathAnswer {
     /// The outcome.
     pub status: PathStatus,
     /// Origin of the outcome, if the subnet administrator said it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<PathSource>,
     /// The subnet administrator's status, if it gave no path.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
     /// The path, if found.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub hops: Option<PathHops>,
     /// Milliseconds from request to answer, within the daemon.
     pub ms: Elapsed,
@@ -109,6 +105,7 @@ states! {
 }
 
 /// The fields of a PathRecord.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PathHops {
@@ -125,16 +122,12 @@ pub struct PathHops {
     /// Service level.
     pub sl: Number<Sl>,
     /// MTU in bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
     /// The code of the MTU instead, if its meaning is not known here.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu_code: Option<u8>,
     /// Rate in Gbit/s.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub gbit_s: Option<f64>,
     /// The code of the rate instead, if its meaning is not known here.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_code: Option<u8>,
     /// P_Key in hexadecimal.
     pub pkey: Text<PKey>,
@@ -143,6 +136,7 @@ pub struct PathHops {
 }
 
 /// An entry of the path cache.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CachedPath {
@@ -153,13 +147,10 @@ pub struct CachedPath {
     /// Destination GID.
     pub dgid: Text<Gid>,
     /// P_Key that the request named.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub pkey: Option<Text<PKey>>,
     /// Traffic class that the request named.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tclass: Option<u8>,
     /// The path; absent if there is none.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub hops: Option<PathHops>,
     /// Whether the path may be stale.
     pub doubted: bool,
@@ -168,6 +159,7 @@ pub struct CachedPath {
 }
 
 /// An InfiniBand port.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PortStatus {
@@ -176,12 +168,10 @@ pub struct PortStatus {
     /// Whether the port is up and configured.
     pub active: bool,
     /// LID of the port.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub lid: Option<Number<Lid>>,
     /// LMC: how many low bits of the LID the port ignores.
     pub lmc: u8,
     /// LID of the subnet manager.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub sm_lid: Option<Number<Lid>>,
     /// Service level of packets to the subnet manager.
     pub sm_sl: Number<Sl>,
@@ -204,16 +194,12 @@ pub struct PortStatus {
     #[serde(default, skip_serializing_if = "is_default")]
     pub sa: SaTally,
     /// Set while the subnet administrator does not answer, and only probes are sent to it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probing: Option<Probing>,
     /// Why the subnet administrator cannot be asked; absent if it can.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
     /// The last event that the kernel reported for the port.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_event: Option<LastEvent>,
     /// Why the daemon does not receive the kernel's events of the port; absent if it does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deaf: Option<String>,
 }
 

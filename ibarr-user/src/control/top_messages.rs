@@ -4,6 +4,7 @@
 
 use ibarr_proto::paths::PortName;
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 
 use super::address_messages::SlowPeer;
 use super::health_messages::HealthState;
@@ -11,6 +12,7 @@ use super::path_messages::Probing;
 use super::values::{Elapsed, Seconds, Text, states};
 
 /// What happened in an interval. Rates are per second, and totals since the daemon's start.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Top {
@@ -21,10 +23,8 @@ pub struct Top {
     /// Seconds since the daemon started.
     pub uptime_s: Seconds,
     /// The interval; absent if there is only one look at this daemon, and so no rate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval_ms: Option<Elapsed>,
     /// The worst state of a subsystem; absent until the daemon is ready.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthState>,
     /// What is wrong, such as `sa mlx5_0/1: sa-silent`.
     pub causes: Vec<String>,
@@ -41,20 +41,18 @@ pub struct Top {
 }
 
 /// Requests of one kind.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RequestRate {
     /// The kind.
     pub what: RequestKind,
     /// Requests.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_s: Option<f64>,
     /// Requests that ended without a GID or a path.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_per_s: Option<f64>,
     /// The share of the ended requests that was answered from memory; absent if none ended, or if
     /// this kind does not tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_memory_percent: Option<f64>,
     /// All requests.
     pub total: u64,
@@ -76,16 +74,15 @@ states! {
 }
 
 /// Answers to peers' queries.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct AnswerRate {
     /// What answered.
     pub by: Answerer,
     /// Answers with a GID.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_s: Option<f64>,
     /// The share of all answers in the interval; absent if there was none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub percent: Option<f64>,
     /// All answers. Those of programs go on from one daemon to the next.
     pub total: u64,
@@ -104,6 +101,7 @@ states! {
 }
 
 /// A port and its subnet administrator.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PortRate {
@@ -118,32 +116,27 @@ pub struct PortRate {
     /// The current limit of such MADs.
     pub window: u32,
     /// MADs sent, with resends and probes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mads_per_s: Option<f64>,
     /// Answers with anything but that it is busy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answers_per_s: Option<f64>,
     /// The mean time from a MAD to its answer; absent if there was no answer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_ms: Option<f64>,
     /// Set while the subnet administrator does not answer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probing: Option<Probing>,
     /// Why it cannot be asked; absent if it can.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<String>,
     /// All MADs.
     pub total: u64,
 }
 
 /// A counter of something that went wrong.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ErrorRate {
     /// Its name; `ibarr counters --describe` says what it counts.
     pub counter: String,
     /// How often it happened.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_s: Option<f64>,
     /// All of them.
     pub total: u64,

@@ -8,6 +8,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid};
 use ibarr_proto::paths::PortName;
 use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 
 use super::address_messages::{AnswerSource, AnswerStatus};
 use super::path_messages::{PathSource, PathStatus};
@@ -24,20 +25,20 @@ pub enum TraceOnly {
 }
 
 /// The trace has begun.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Tracing {
     /// The daemon's clock at its beginning, in nanoseconds.
     pub at: Number<Instant>,
     /// Which events follow; absent for all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only: Option<TraceOnly>,
     /// When it ends by itself; absent if it does not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub for_ms: Option<Millis>,
 }
 
 /// Something that happened to a request.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TraceEvent {
@@ -48,13 +49,10 @@ pub struct TraceEvent {
     /// The daemon's clock, in nanoseconds.
     pub at: Number<Instant>,
     /// The address whose GID is asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<IpAddr>,
     /// The source of the path that is asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sgid: Option<Text<Gid>>,
     /// The destination of the path that is asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dgid: Option<Text<Gid>>,
     /// Number of events lost just before this one, because there was no room for them.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -65,6 +63,7 @@ pub struct TraceEvent {
 }
 
 /// A step of a request.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(tag = "step", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum TraceStep {
@@ -73,7 +72,6 @@ pub enum TraceStep {
         /// Its sender.
         by: TraceCaller,
         /// The user; absent for the kernel.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         uid: Option<u32>,
     },
     /// The search for an address that failed for the kernel begins again.
@@ -113,7 +111,6 @@ pub enum TraceStep {
         /// The sender.
         from: SocketAddr,
         /// Absent if it does not have the address.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         gid: Option<Text<Gid>>,
         /// Whether it answers no query of this trace, because it is late or forged.
         #[serde(default, skip_serializing_if = "is_default")]
@@ -129,7 +126,6 @@ pub enum TraceStep {
     /// The kernel's neighbour entry.
     Neighbour {
         /// Its GID; absent if there is no entry.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         gid: Option<Text<Gid>>,
     },
     /// The subnet administrator is asked.
@@ -149,10 +145,8 @@ pub enum TraceStep {
         /// The receiving port.
         port: Text<PortName>,
         /// LID of the sender.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         lid: Option<Number<Lid>>,
         /// Why there is no path; absent if there is one.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         refusal: Option<String>,
     },
     /// A request for an address has its answer.
@@ -160,15 +154,12 @@ pub enum TraceStep {
         /// The sender of the request.
         by: TraceCaller,
         /// The user; absent for the kernel.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         uid: Option<u32>,
         /// The outcome.
         status: AnswerStatus,
         /// The GID, if found.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         gid: Option<Text<Gid>>,
         /// Where the GID comes from, if found.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         source: Option<AnswerSource>,
         /// Milliseconds since this request.
         took_ms: Elapsed,
@@ -178,18 +169,14 @@ pub enum TraceStep {
         /// The sender of the request.
         by: TraceCaller,
         /// The user; absent for the kernel.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         uid: Option<u32>,
         /// The outcome.
         status: PathStatus,
         /// LID of the destination, or of the router to another subnet, if found.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         dlid: Option<Number<Lid>>,
         /// Origin of the outcome, if the subnet administrator said it.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         source: Option<PathSource>,
         /// The status of the subnet administrator, if it refused.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         refusal: Option<String>,
         /// Whether the kernel was told to ask the subnet administrator itself.
         #[serde(default, skip_serializing_if = "is_default")]
@@ -219,7 +206,6 @@ pub enum TraceStep {
     /// The programs in the kernel report their packets from now on, or cannot.
     Programs {
         /// Why they cannot; absent if they do.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<String>,
     },
     /// A program in the kernel has handled a packet that may be a query of a peer.
@@ -234,7 +220,6 @@ pub enum TraceStep {
         verdict: TraceVerdict,
         /// The reason, as the counter without `tc.`, `xdp.` or `guard.`; absent if the peer was answered, or
         /// the guard has passed the packet to the daemon.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<String>,
     },
     /// A peer has asked this node, and the daemon has answered, or dropped the query.
@@ -242,10 +227,8 @@ pub enum TraceStep {
         /// The peer.
         from: SocketAddr,
         /// The GID that it was told; absent if none.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         gid: Option<Text<Gid>>,
         /// Why it was told nothing, as the counter without `ip2gid.server.`; absent if there was a reply.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<String>,
     },
 }
