@@ -332,6 +332,7 @@ impl World {
             let Settings { fresh_for, cache_ttl, .. } = self.settings;
             match source {
                 Source::Peer => {}
+                Source::Local => panic!("{number} is about an address of a peer"),
                 Source::Neighbour => assert!(heeds_hints(number), "{number} ignores hints"),
                 Source::Cache if is_fresh(number) => panic!("{number} is answered from memory"),
                 Source::Cache if age < fresh_for => {}

@@ -541,9 +541,9 @@ impl Resolver {
         while let Some(event) = cores.client.poll_event() {
             match event {
                 client::Event::Answered { id, outcome } => match id {
-                    RequestId::User(id) => self.answer_user(cores, now, id, outcome.into()),
+                    RequestId::User(id) => self.answer_user(cores, now, id, outcome),
                     RequestId::Kernel(flight) => {
-                        answer_kernel(cores, now, flight, outcome.into());
+                        answer_kernel(cores, now, flight, outcome);
                     }
                 },
                 client::Event::Socket(event) => self.events.push_back(Event::Socket(event)),
@@ -557,26 +557,6 @@ impl Wanted {
     /// to it.
     fn of_user(question: Question, deadline: Instant) -> Self {
         Self { question, asked_at: Instant::BOOT, deadline, is_fresh: false }
-    }
-}
-
-impl From<client::Outcome> for Outcome {
-    fn from(outcome: client::Outcome) -> Self {
-        match outcome {
-            client::Outcome::Found { gid, source, .. } => {
-                let source = match source {
-                    client::Source::Cache => Source::Cache,
-                    client::Source::Peer => Source::Peer,
-                    client::Source::Neighbour => Source::Neighbour,
-                };
-                Self::Found { gid, source }
-            }
-            client::Outcome::NotFound => Self::NotFound,
-            client::Outcome::TimedOut => Self::TimedOut,
-            client::Outcome::Refused => Self::Refused,
-            client::Outcome::Unreachable => Self::Unreachable,
-            client::Outcome::Overloaded => Self::Overloaded,
-        }
     }
 }
 

@@ -63,6 +63,7 @@ use crate::hash::Seeded;
 use crate::retry::random;
 use crate::timer::Timers;
 
+pub use crate::request::{Outcome, Source};
 pub use cache::Learned;
 pub use config::{Config, ConfigError, Settings, SourceCheck};
 pub use memory::Place;
@@ -70,8 +71,7 @@ pub use slowest::Slow;
 pub use sockets::SocketId;
 pub use table::Cached;
 pub use types::{
-    Candidate, Counter, Egress, Event, Input, Outcome, Output, RequestId, Route, SocketEvent,
-    Source, Transmit,
+    Candidate, Counter, Egress, Event, Input, Output, RequestId, Route, SocketEvent, Transmit,
 };
 
 /// Resolves IP addresses to GIDs by asking their owners.

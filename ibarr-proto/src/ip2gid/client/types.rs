@@ -11,7 +11,7 @@ use ibarr_common::{IfIndex, Instant};
 
 use super::super::{Family, Question};
 use super::SocketId;
-use crate::request;
+use crate::request::{self, Outcome};
 
 /// Identifies a request to the client. A user's may be reused after the answer.
 pub type RequestId = request::RequestId<request::FlightId>;
@@ -213,40 +213,6 @@ pub enum SocketEvent {
     Open(SocketId),
     /// Close it.
     Close(SocketId),
-}
-
-/// The result of a request.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Outcome {
-    /// The target has a GID.
-    Found {
-        /// The GID of the target.
-        gid: Gid,
-        /// The origin of the answer.
-        source: Source,
-    },
-    /// The peer at the target's address answers that it does not have the target.
-    NotFound,
-    /// No answer came before the deadline.
-    TimedOut,
-    /// ICMP reports that the target's port is unreachable: no socket is bound to it, or a firewall
-    /// rejects the query.
-    Refused,
-    /// There is no route to the target.
-    Unreachable,
-    /// A bound was reached: the query was not sent, or is not sent again.
-    Overloaded,
-}
-
-/// The origin of an answer.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Source {
-    /// The cache.
-    Cache,
-    /// A reply of a peer.
-    Peer,
-    /// The kernel's neighbour entry, of a peer that does not reply.
-    Neighbour,
 }
 
 super::super::datagram_counters! {
