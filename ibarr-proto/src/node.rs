@@ -150,6 +150,8 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
                         | View::AddressGone(_)
                         | View::DumpDone
                         | View::RoutesChanged
+                        | View::RoutesTooMany
+                        | View::DumpFailed(local_view::Subject::Routes)
                 );
                 self.view.handle_input(now, input);
                 if self.view.is_known() && !was_known {

@@ -56,7 +56,7 @@ pub enum Input {
     /// The dump is complete and consistent (no `NLM_F_DUMP_INTR`): entries not in it no longer
     /// exist.
     DumpDone,
-    /// Event: a route or a policy rule was added, changed or deleted.
+    /// Event: a route of any table, a policy rule or a nexthop object was added, changed or deleted.
     RoutesChanged,
     /// Like [`Input::DumpStarted`], for routes and policy rules.
     RoutesStarted,

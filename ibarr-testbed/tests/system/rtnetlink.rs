@@ -736,6 +736,41 @@ fn routes_decide_which_sources_an_interface_answers() {
 }
 
 #[test]
+fn change_of_any_table_rule_or_nexthop_is_noticed() {
+    let mut node = Node::with(&["v0"], &[], Config::default());
+    // Without link-local addresses nothing changes by itself.
+    run("link add v0 type veth peer name w0
+         link set v0 addrgenmode none
+         link set w0 addrgenmode none
+         link set w0 up
+         link set v0 up
+         addr add 10.1.0.1/24 dev v0
+         addr add fd00:1::1/64 dev v0 nodad
+         nexthop add id 7 via 10.1.0.254 dev v0
+         route add 10.3.0.0/16 nhid 7 table 300");
+    node.until("the own subnet", |view| leads_to(view, "10.1.0.0/24"));
+    fs::write("/proc/sys/net/ipv4/nexthop_compat_mode", "0").unwrap();
+    for change in [
+        "route add 10.2.0.0/16 via 10.1.0.254 table 300",
+        "route replace 10.2.0.0/16 via 10.1.0.253 table 300",
+        "route del 10.2.0.0/16 table 300",
+        "-6 route add fd00:2::/64 via fd00:1::9 table 300",
+        "rule add ipproto udp dport 4791 lookup 300",
+        "-6 rule add uidrange 1-2 lookup 300",
+        "nexthop replace id 7 via 10.1.0.253 dev v0",
+        "nexthop del id 7",
+    ] {
+        node.goes_on_for(Duration::from_millis(50));
+        run(change);
+        let hears = async {
+            while node.inputs.recv().await.expect("the watch goes on") != Input::RoutesChanged {}
+        };
+        let heard = node.runtime.block_on(async { tokio::time::timeout(PATIENCE, hears).await });
+        assert!(heard.is_ok(), "{change}");
+    }
+}
+
+#[test]
 fn machine_with_too_many_routes_is_left_alone() {
     let mut node = Node::with(&["v0"], &[], Config::default());
     run("link add v0 type veth peer name w0

@@ -33,6 +33,18 @@ impl Fib {
     }
 }
 
+/// Whether a look-up may have another outcome from now on: a route of any table, a rule or a nexthop
+/// object was added, changed or deleted.
+pub(super) fn is_change(frame: &Frame<'_>) -> Result<bool, Malformed> {
+    match Rtm::from(frame.kind) {
+        Rtm::Newroute | Rtm::Delroute | Rtm::Newrule | Rtm::Delrule => {
+            let message = Message::parse(frame.payload)?;
+            Ok(message.is_some_and(|message| message.flags & libc::RTM_F_CLONED == 0))
+        }
+        _ => Ok([RTM_NEWNEXTHOP, RTM_DELNEXTHOP].contains(&frame.kind)),
+    }
+}
+
 /// A message that begins with `struct rtmsg` or `struct fib_rule_hdr` of include/uapi/linux, which
 /// have the same layout.
 struct Message {
@@ -224,8 +236,10 @@ fn dump(kind: Rtm, family: RtAddrFamily, table: u8, seq: u32) -> Vec<u8> {
     message::request(kind, NlmF::DUMP, seq, message)
 }
 
-/// Of include/uapi/linux/rtnetlink.h.
+// Of include/uapi/linux/rtnetlink.h.
 const RTNH_F_DEAD: u8 = 1;
+const RTM_NEWNEXTHOP: u16 = 104;
+const RTM_DELNEXTHOP: u16 = 105;
 
 // Of include/uapi/linux/fib_rules.h.
 const FIB_RULE_INVERT: u32 = 2;

@@ -239,7 +239,11 @@ fn open(subject: Subject, config: Config) -> io::Result<Socket> {
     let groups = match subject {
         Subject::Node => RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR,
         Subject::Routes => {
-            RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE | RTMGRP_IPV4_RULE | RTMGRP_IPV6_RULE
+            RTMGRP_IPV4_ROUTE
+                | RTMGRP_IPV6_ROUTE
+                | RTMGRP_IPV4_RULE
+                | RTMGRP_IPV6_RULE
+                | RTMGRP_NEXTHOP
         }
         Subject::Neighbours => RTMGRP_NEIGH,
     };
@@ -253,8 +257,9 @@ fn open(subject: Subject, config: Config) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// `RTNLGRP_IPV6_RULE` is group 19.
+// `RTNLGRP_IPV6_RULE` is group 19, `RTNLGRP_NEXTHOP` is 32.
 const RTMGRP_IPV6_RULE: i32 = 1 << 18;
+const RTMGRP_NEXTHOP: i32 = 1 << 31;
 
 async fn reopen(open: impl Fn() -> io::Result<Socket>) -> Socket {
     sleep(RETRY).await;

@@ -239,7 +239,7 @@ impl Session {
                 Change::Address(entry) => Input::Address(entry),
                 Change::AddressGone(id) => Input::AddressGone(id),
             }),
-            Subject::Routes => Fib::parse(frame)?.map(|_| Input::RoutesChanged),
+            Subject::Routes => fib::is_change(frame)?.then_some(Input::RoutesChanged),
             Subject::Neighbours => Neigh::parse(frame)?.map(|neigh| match neigh {
                 Neigh::Is(entry) => Input::Neighbour(entry),
                 Neigh::Gone(ifindex, address) => Input::NeighbourGone(ifindex, address),

@@ -5,7 +5,7 @@
 use ibarr_proto::ip2gid::Family;
 use ibarr_proto::local_view::routing::{MAX_LISTED_ROUTES, Route, Rule, Selects, Way};
 
-use super::super::fib::Fib;
+use super::super::fib::{Fib, is_change};
 use super::story::{Story, done};
 use super::*;
 
@@ -102,6 +102,9 @@ fn recorded_rules_and_routes_are_read() {
 #[test]
 fn recorded_changes_of_routes_and_rules_are_noticed() {
     let events = recorded(FIB).into_iter().skip_while(|(label, _)| !label.starts_with("ip "));
+    let is_change =
+        |datagram: &[u8]| frames(datagram).all(|it| is_change(&it.unwrap()) == Ok(true));
+    assert!(events.clone().all(|(label, datagram)| is_change(&datagram) || label == "..."));
     let told = tell_fib(events);
     let expected = [
         "ip route add 10.20.0.0/16 via 10.1.0.254",
@@ -235,9 +238,11 @@ fn dump_lists_rules_then_the_routes_of_each_family() {
     story.session.handle_request();
     story.asks_table(34, 0, 0).answers(&[rule, done()]);
     story.asks_table(26, 2, 254).answers(std::slice::from_ref(&message));
-    // Many events give one input; an event of another table gives none.
+    // Many events give one input. One of a cached route, and of multicast routing, gives none.
     let other = Message::new(24, &[2, 0, 0, 0, 253, 0, 0, 1, 0, 0, 0, 0]);
-    story.hears(&[message.clone(), other.clone(), message.clone(), message]).hears(&[other]);
+    story.hears(&[message.clone(), other.clone(), message]).hears(&[other]);
+    let cached = Message::new(24, &[10, 0, 0, 0, 253, 0, 0, 1, 0, 2, 0, 0]);
+    story.hears(&[cached, rtmsg(128, 0, 1)]);
     story.answers(&[done()]).asks_table(26, 10, 254).answers(&[done()]);
     story.says(&[
         Input::RoutesStarted,
@@ -247,7 +252,11 @@ fn dump_lists_rules_then_the_routes_of_each_family() {
         Input::RoutesDone,
     ]);
     assert_eq!(story.session.poll_transmit(&mut story.said), None);
-    assert_eq!(story.counted(Counter::RtnetlinkEvent), 3);
+    assert_eq!(story.counted(Counter::RtnetlinkEvent), 4);
+    // Of a nexthop object.
+    for kind in [104, 105] {
+        story.hears(&[Message::new(kind, &[2, 0, 0, 0, 0, 0, 0, 0])]).says(&[Input::RoutesChanged]);
+    }
 }
 
 #[test]
