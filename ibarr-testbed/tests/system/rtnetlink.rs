@@ -594,7 +594,10 @@ fn route_lookup_gives_the_next_hop_or_the_reason_for_none() {
          route add blackhole 10.6.0.0/16
          route add 10.8.0.0/16 nexthop via 10.1.0.8 nexthop via 10.1.0.9
          -6 route add fd00:3::/64 via fd00::254
-         -6 route add prohibit fd00:6::/64");
+         -6 route add prohibit fd00:6::/64
+         rule add ipproto udp blackhole
+         rule add uidrange 1-4294967294 blackhole
+         -6 rule add ipproto udp blackhole");
     node.until("v0 is up", |view| view.is_ours(ip("fd00::1")));
     let v0 = ifindex("v0");
     let way = |next_hop| Ok(Route { ifindex: v0, next_hop: ip(next_hop) });
@@ -762,10 +765,11 @@ fn change_of_any_table_rule_or_nexthop_is_noticed() {
     ] {
         node.goes_on_for(Duration::from_millis(50));
         run(change);
-        let hears = async {
+        let change_comes = async {
             while node.inputs.recv().await.expect("the watch goes on") != Input::RoutesChanged {}
         };
-        let heard = node.runtime.block_on(async { tokio::time::timeout(PATIENCE, hears).await });
+        let heard =
+            node.runtime.block_on(async { tokio::time::timeout(PATIENCE, change_comes).await });
         assert!(heard.is_ok(), "{change}");
     }
 }

@@ -321,6 +321,9 @@ fn request(seq: u32, Candidate { question, egress, source }: Candidate) -> Vec<u
         source.map(|source| attribute(Rta::Src, &octets(source))),
         egress.map(|egress| attribute(Rta::Oif, &egress.get().to_ne_bytes())),
         Some(attribute(Rta::Uid, &0u32.to_ne_bytes())),
+        // IPv4 takes UDP if none is named (`inet_rtm_getroute`), and accepts no other than TCP, UDP
+        // and ICMP. Connections have none, and rules select ICMP the least.
+        question.target().is_ipv4().then(|| attribute(Rta::from(RTA_IP_PROTO), &[ICMP])),
     ];
     let message = RtmsgBuilder::default()
         .rtm_family(family)
@@ -391,6 +394,10 @@ fn no_route(errno: Errno) -> NoRoute {
 fn open() -> io::Result<Socket> {
     Socket::open(0, RECEIVE_BUFFER)
 }
+
+/// Of include/uapi/linux/rtnetlink.h.
+const RTA_IP_PROTO: u16 = 27;
+const ICMP: u8 = 1;
 
 /// An answer takes less than a KiB with the kernel's overhead.
 const RECEIVE_BUFFER: usize = 256 * 1024;
