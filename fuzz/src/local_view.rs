@@ -8,7 +8,8 @@ use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::server::Local as _;
 use ibarr_proto::ip2gid::{Family, Prefix};
 use ibarr_proto::local_view::neighbours::{Entry, Neighbour, State, Wanted};
-use ibarr_proto::local_view::routing::{Route, RouteBack, Rule, Selects, Via, Way, WayBack};
+use ibarr_proto::local_view::routing::{Route, RouteBack, Via, Way, WayBack};
+use ibarr_proto::local_view::rules::{Action, Rule, Selects, Traffic};
 use ibarr_proto::local_view::{
     AltNames, Bonding, Config, Dad, Event, HwAddr, Input, InterfaceAddress, InterfaceFilter,
     InterfaceName, Limits, Link, LinkHeader, LinkType, LocalView, Owned, Served, StaticGid,
@@ -253,12 +254,16 @@ impl Script<'_> {
 
     fn rule(&mut self) -> Rule {
         let byte = self.byte();
-        let selects = [Selects::All, Selects::All, Selects::NoReply, Selects::Vrf, Selects::Some];
+        let selects = [Selects::All, Selects::All, Selects::NotOurs, Selects::Vrf, Selects::Some];
+        let lookup = |table| Action::Lookup { table, suppresses: false };
         Rule {
             family: if byte & 1 == 0 { Family::V4 } else { Family::V6 },
             priority: u32::from(byte >> 4),
+            only: Traffic::ALL,
             selects: selects[usize::from(byte >> 1 & 7) % 5],
-            table: [Some(255), Some(254), Some(253), None][usize::from(byte >> 4 & 3)],
+            inverted: false,
+            action: [lookup(255), lookup(254), lookup(253), Action::Refuse]
+                [usize::from(byte >> 4 & 3)],
         }
     }
 

@@ -11,7 +11,8 @@ use ibarr_common::map::Origin;
 use crate::ip2gid::Prefix;
 
 use super::neighbours::{Entry, MAX_NEIGHBOURS, Neighbour};
-use super::routing::{MAX_ROUTES, Route, RouteBack, Rule};
+use super::routing::{MAX_ROUTES, Route, RouteBack};
+use super::rules::Rule;
 use super::{AddressId, Dad, InterfaceAddress, InterfaceName, Link, LinkType, Served};
 
 /// Bounds on the copy of the kernel's tables. An entry beyond a bound is dropped and counted; the

@@ -29,6 +29,7 @@ mod messages;
 pub mod neighbours;
 mod reread;
 pub mod routing;
+pub mod rules;
 mod served;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ mod types;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::num::NonZeroU16;
 
 use ibarr_common::ib::{Gid, PKey};
 pub use ibarr_common::map::Origin;
@@ -53,6 +55,7 @@ pub use self::messages::{
 use self::neighbours::Neighbours;
 use self::reread::Reread;
 use self::routing::{NoWayBack, RouteBack, RoutesBack, Routing, WayBack};
+use self::rules::Diverted;
 use self::served::{Change, Serving};
 pub use self::served::{LinkHeader, Served};
 pub use self::types::{
@@ -291,6 +294,11 @@ impl LocalView {
     /// The routes of the served interfaces, as of the last [`poll_event`](Self::poll_event).
     pub fn routes_back(&self) -> impl Iterator<Item = RouteBack> {
         self.routes_back.iter()
+    }
+
+    /// How policy rules divert datagrams of a daemon with the id of `user` and this UDP port.
+    pub fn diverted(&self, user: u32, port: NonZeroU16) -> Vec<Diverted> {
+        self.routing.diverted(user, port)
     }
 
     /// The neighbours that can be sent to, on the followed interfaces.

@@ -26,10 +26,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU16;
 
 use ibarr_common::IfIndex;
 use ibarr_common::map::max_entries;
 
+use super::rules::{self, Diverted, MAX_RULES, Rule};
 use crate::ip2gid::{Family, Prefix, is_link_local};
 
 /// Maximum number of routes. A machine with more, for example with the routes of the Internet,
@@ -62,33 +64,6 @@ pub enum Way {
     },
     /// Several interfaces, none, or none that the message names.
     Unclear,
-}
-
-/// A policy rule as in `RTM_NEWRULE`.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Rule {
-    /// The version of IP.
-    pub family: Family,
-    /// `FRA_PRIORITY`: rules are evaluated in this order.
-    pub priority: u32,
-    /// The packets that it matches.
-    pub selects: Selects,
-    /// The table that is looked up; `None` for any other action.
-    pub table: Option<u32>,
-}
-
-/// The packets that a policy rule matches.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Selects {
-    /// All packets.
-    All,
-    /// Packets that arrived on an interface (`FRA_IIFNAME` other than lo) or have a mark
-    /// (`FRA_FWMARK` other than 0); replies of this node never do.
-    NoReply,
-    /// The rule of VRFs (`FRA_L3MDEV`).
-    Vrf,
-    /// Other packets.
-    Some,
 }
 
 /// Whether replies to queries on an interface leave by the same interface. The kernel answers only
@@ -174,11 +149,10 @@ impl Routing {
     /// Returns `false` if no dump is in progress.
     pub(super) fn list_rule(&mut self, rule: Rule) -> bool {
         let Some(dump) = &mut self.dump else { return false };
-        if !matches!(rule.selects, Selects::NoReply | Selects::Vrf) {
+        if rule.may_match_ours() {
             let rules = &mut dump.rules[at(rule.family)];
             let after = rules.partition_point(|before| before.priority <= rule.priority);
             rules.insert(after, rule);
-            // One foreign rule has the same effect as many.
             rules.truncate(MAX_RULES);
         }
         true
@@ -221,6 +195,12 @@ impl Routing {
         let is_new = self.known != known;
         self.known = known;
         is_new
+    }
+
+    /// See [`LocalView::diverted`](super::LocalView::diverted).
+    pub(super) fn diverted(&self, user: u32, port: NonZeroU16) -> Vec<Diverted> {
+        let rules = self.known.as_ref().map(|table| &table.rules[..]).unwrap_or_default();
+        rules.iter().flat_map(|rules| rules::diverted(rules, user, port)).collect()
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -322,17 +302,15 @@ fn edges(subnet: Prefix) -> Option<[Prefix; 2]> {
 impl Table {
     /// The first rule that is not the kernel's own.
     fn foreign_rule(&self, family: Family) -> Option<u32> {
-        let rules = &self.rules[at(family)];
+        let rules = self.rules[at(family)].iter().filter(|rule| rule.may_match_replies());
         // A kernel without policy routing has no rules.
-        let last = rules.last()?;
+        let last = rules.clone().next_back()?;
         let mut own = [LOCAL, MAIN, DEFAULT].into_iter();
-        let mut is_own = |rule: &&Rule| {
-            rule.selects == Selects::All
-                && rule.table.is_some_and(|table| own.any(|own| own == table))
-        };
-        let foreign = rules.iter().find(|rule| !is_own(rule));
-        let main = rules.iter().find(|rule| rule.table == Some(MAIN));
-        foreign.or(if main.is_none() { Some(last) } else { None }).map(|rule| rule.priority)
+        let mut is_own =
+            |rule: &&Rule| rule.plain_table().is_some_and(|table| own.any(|own| own == table));
+        let foreign = rules.clone().find(|rule| !is_own(rule));
+        let has_main = rules.clone().any(|rule| rule.plain_table() == Some(MAIN));
+        foreign.or((!has_main).then_some(last)).map(|rule| rule.priority)
     }
 
     /// Adds the prefixes that are routed by one of `interfaces`, and the prefixes inside them that
@@ -395,8 +373,6 @@ fn leave_together(a: Way, b: Way) -> bool {
 const LOCAL: u32 = 255;
 const MAIN: u32 = 254;
 const DEFAULT: u32 = 253;
-/// Maximum number of rules kept for a version of IP.
-const MAX_RULES: usize = 8;
 
 fn link_local() -> Prefix {
     Prefix::around(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0).into(), 10)

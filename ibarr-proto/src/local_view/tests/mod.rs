@@ -3,6 +3,7 @@
 mod model;
 mod neighbours;
 mod routes;
+mod rules;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ip2gid::{Family, Prefix};
-use crate::local_view::routing::{NoWayBack, Route, RouteBack, Rule, Selects, Via, Way, WayBack};
+use crate::local_view::routing::{NoWayBack, Route, RouteBack, Via, Way, WayBack};
+use crate::local_view::rules::{Action, Rule, Selects, Traffic};
 
 /// `10.0.0.0/8 by 5 via 10.1.0.9 metric 10`, where `by` and the rest are optional.
 pub(super) fn route(text: &str) -> Route {
@@ -93,7 +94,8 @@ fn story() -> Story {
 }
 
 fn rule(family: Family, priority: u32, selects: Selects, table: u32) -> Rule {
-    Rule { family, priority, selects, table: Some(table) }
+    let (only, action) = (Traffic::ALL, Action::Lookup { table, suppresses: false });
+    Rule { family, priority, only, selects, inverted: false, action }
 }
 
 /// The rules of every kernel.
@@ -252,14 +254,22 @@ fn policy_rules_that_may_match_replies_leave_them_to_the_daemon() {
     assert_eq!(ways_back(&[rule(V6, 100, Selects::All, 7)]), "eth1 all/rule-100");
     // The last table, looked up first.
     assert_eq!(ways_back(&[rule(V4, 100, Selects::All, 253)]), "eth1 rule-32766/all");
-    let goto = Rule { table: None, ..rule(V4, 100, Selects::All, 0) };
-    assert_eq!(ways_back(&[goto]), "eth1 rule-100/all");
+    let main = rule(V4, 100, Selects::All, 254);
+    let suppresses = Action::Lookup { table: 254, suppresses: true };
+    for foreign in [
+        Rule { action: Action::Goto(200), ..main },
+        Rule { action: suppresses, ..main },
+        Rule { only: Traffic { protocols: (17, 17), ..Traffic::ALL }, ..main },
+        Rule { inverted: true, ..rule(V4, 100, Selects::NotOurs, 7) },
+    ] {
+        assert_eq!(ways_back(&[foreign]), "eth1 rule-100/all", "{foreign:?}");
+    }
     // More rules than the limit.
-    let many: Vec<_> = (40_000..41_000).map(|at| rule(V4, at, Selects::All, at)).collect();
+    let many: Vec<_> = (40_000..42_000).map(|at| rule(V4, at, Selects::All, at)).collect();
     assert_eq!(ways_back(&many), "eth1 rule-40000/all");
     // None of them matches a reply.
-    let harmless =
-        [rule(V4, 100, Selects::NoReply, 7), rule(V4, 1000, Selects::Vrf, 0)].repeat(1000);
+    let mut harmless = vec![rule(V4, 100, Selects::NotOurs, 7); 2000];
+    harmless.push(rule(V4, 1000, Selects::Vrf, 0));
     assert_eq!(ways_back(&harmless), "eth1 all/all");
 
     // A kernel without policy routing has no rules; with it, the rule for the main table can be

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::{Family, Prefix};
-use ibarr_proto::local_view::routing::{Route, Rule, Selects, Way};
+use ibarr_proto::local_view::routing::{Route, Way};
+use ibarr_proto::local_view::rules::{Action, Rule, Selects, Traffic};
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{RtAddrFamily, Rtm};
 use neli::rtnl::RtmsgBuilder;
@@ -174,33 +175,79 @@ fn several(message: &Message, mut hops: &[u8]) -> Result<Way, Malformed> {
 
 fn rule(payload: &[u8]) -> Result<Option<Rule>, Malformed> {
     let Some(message) = Message::parse(payload)? else { return Ok(None) };
-    let table = message.table(FRA_TABLE)?;
-    let looks_up = message.kind == FR_ACT_TO_TBL;
+    let is_set = |kind| message.attribute(kind).is_some_and(|value| value != [0xff; 4]);
+    let action = match message.kind {
+        FR_ACT_TO_TBL => Action::Lookup {
+            table: message.table(FRA_TABLE)?,
+            // -1 means that no result of the table is suppressed.
+            suppresses: is_set(FRA_SUPPRESS_IFGROUP) || is_set(FRA_SUPPRESS_PREFIXLEN),
+        },
+        FR_ACT_GOTO => Action::Goto(message.number(FRA_GOTO)?.unwrap_or_default()),
+        FR_ACT_NOP => Action::Nothing,
+        _ => Action::Refuse,
+    };
     Ok(Some(Rule {
         family: message.family,
         priority: message.number(FRA_PRIORITY)?.unwrap_or_default(),
+        only: only(&message)?,
         selects: selects(&message)?,
-        table: looks_up.then_some(table),
+        inverted: message.flags & FIB_RULE_INVERT != 0,
+        action,
     }))
 }
 
+fn only(message: &Message) -> Result<Traffic, Malformed> {
+    let wrong = |_| Malformed::AttributeLength;
+    let ports = |kind| match message.attribute(kind).map(<[u8; 4]>::try_from) {
+        Some(range) => {
+            let [f0, f1, l0, l1] = range.map_err(wrong)?;
+            Ok((u16::from_ne_bytes([f0, f1]), u16::from_ne_bytes([l0, l1])))
+        }
+        None => Ok(Traffic::ALL.sources),
+    };
+    let users = match message.attribute(FRA_UID_RANGE) {
+        Some(range) => {
+            let (first, last) = range.split_at_checked(4).ok_or(Malformed::AttributeLength)?;
+            (message::number(first)?, message::number(last)?)
+        }
+        None => Traffic::ALL.users,
+    };
+    let protocols = match message.attribute(FRA_IP_PROTO) {
+        Some(&[protocol]) => (protocol, protocol),
+        Some(_) => return Err(Malformed::AttributeLength),
+        None => Traffic::ALL.protocols,
+    };
+    let (sources, destinations) = (ports(FRA_SPORT_RANGE)?, ports(FRA_DPORT_RANGE)?);
+    Ok(Traffic { users, protocols, sources, destinations })
+}
+
+/// What it selects by, except for what [`only`] reads.
 fn selects(message: &Message) -> Result<Selects, Malformed> {
-    if message.flags & FIB_RULE_INVERT != 0 {
-        return Ok(Selects::Some);
-    }
     if message.attribute(FRA_L3MDEV).is_some_and(|yes| yes != [0]) {
         return Ok(Selects::Vrf);
     }
     let came_in = message.attribute(FRA_IIFNAME).is_some_and(|name| name != b"lo\0");
     let mark = message.number(FRA_FWMARK)?.unwrap_or_default();
     if came_in || mark & message.number(FRA_FWMASK)?.unwrap_or(u32::MAX) != 0 {
-        return Ok(Selects::NoReply);
+        return Ok(Selects::NotOurs);
     }
     let is_for_all = |kind: u16, payload: &[u8]| match kind {
-        FRA_PRIORITY | FRA_FWMARK | FRA_FLOW | FRA_TABLE | FRA_FWMASK | FRA_L3MDEV
-        | FRA_PROTOCOL | FRA_GOTO => true,
-        // -1 means that no result of the table is suppressed.
-        FRA_SUPPRESS_IFGROUP | FRA_SUPPRESS_PREFIXLEN => payload == [0xff; 4],
+        FRA_IIFNAME
+        | FRA_GOTO
+        | FRA_PRIORITY
+        | FRA_FWMARK
+        | FRA_FLOW
+        | FRA_SUPPRESS_IFGROUP
+        | FRA_SUPPRESS_PREFIXLEN
+        | FRA_TABLE
+        | FRA_FWMASK
+        | FRA_L3MDEV
+        | FRA_UID_RANGE
+        | FRA_PROTOCOL
+        | FRA_IP_PROTO
+        | FRA_SPORT_RANGE
+        | FRA_DPORT_RANGE => true,
+        FRA_SPORT_MASK | FRA_DPORT_MASK => payload == [0xff; 2],
         _ => false,
     };
     let all = message
@@ -244,6 +291,8 @@ const RTM_DELNEXTHOP: u16 = 105;
 // Of include/uapi/linux/fib_rules.h.
 const FIB_RULE_INVERT: u32 = 2;
 const FR_ACT_TO_TBL: u8 = 1;
+const FR_ACT_GOTO: u8 = 2;
+const FR_ACT_NOP: u8 = 3;
 const FRA_IIFNAME: u16 = 3;
 const FRA_GOTO: u16 = 4;
 const FRA_PRIORITY: u16 = 6;
@@ -254,4 +303,10 @@ const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
 const FRA_TABLE: u16 = 15;
 const FRA_FWMASK: u16 = 16;
 const FRA_L3MDEV: u16 = 19;
+const FRA_UID_RANGE: u16 = 20;
 const FRA_PROTOCOL: u16 = 21;
+const FRA_IP_PROTO: u16 = 22;
+const FRA_SPORT_RANGE: u16 = 23;
+const FRA_DPORT_RANGE: u16 = 24;
+const FRA_SPORT_MASK: u16 = 28;
+const FRA_DPORT_MASK: u16 = 29;

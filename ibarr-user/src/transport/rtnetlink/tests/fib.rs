@@ -3,7 +3,8 @@
 //! Tests about routes and policy rules.
 
 use ibarr_proto::ip2gid::Family;
-use ibarr_proto::local_view::routing::{MAX_LISTED_ROUTES, Route, Rule, Selects, Way};
+use ibarr_proto::local_view::routing::{MAX_LISTED_ROUTES, Route, Way};
+use ibarr_proto::local_view::rules::{Action, Rule, Selects, Traffic};
 
 use super::super::fib::{Fib, is_change};
 use super::story::{Story, done};
@@ -27,9 +28,18 @@ fn tell_fib(datagrams: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Vec
                     }
                     Way::Unclear => format!("{prefix} {metric} unclear"),
                 },
-                Fib::Rule(Rule { family, priority, selects, table }) => {
-                    let table = table.map_or("-".to_owned(), |table| table.to_string());
-                    format!("{family} rule {priority} {selects:?} {table}")
+                Fib::Rule(Rule { family, priority, only, selects, inverted, action }) => {
+                    let not = if inverted { " not" } else { "" };
+                    let Traffic { users, protocols, sources, destinations } = only;
+                    let only = match only {
+                        Traffic::ALL => String::new(),
+                        _ => format!(" {users:?} {protocols:?} {sources:?} {destinations:?}"),
+                    };
+                    let action = match action {
+                        Action::Lookup { table, suppresses: false } => table.to_string(),
+                        action => format!("{action:?}"),
+                    };
+                    format!("{family} rule {priority}{not} {selects:?}{only} {action}")
                 }
             }));
         }
@@ -47,20 +57,20 @@ fn recorded_rules_and_routes_are_read() {
         "IPv4 rule 100 Some 300",
         "IPv4 rule 101 Some 300",
         // For forwarded packets, and for marked ones.
-        "IPv4 rule 102 NoReply 300",
-        "IPv4 rule 103 NoReply 300",
+        "IPv4 rule 102 NotOurs 300",
+        "IPv4 rule 103 NotOurs 300",
         // For packets without mark, such as replies; and for any mark but one.
         "IPv4 rule 104 All 300",
-        "IPv4 rule 105 Some 300",
-        "IPv4 rule 106 Some 254",
-        "IPv4 rule 107 Some 300",
+        "IPv4 rule 105 not NotOurs 300",
+        "IPv4 rule 106 All Lookup { table: 254, suppresses: true }",
+        "IPv4 rule 107 All (1, 2) (0, 255) (0, 65535) (0, 65535) 300",
         // A blackhole, and a jump.
-        "IPv4 rule 108 All -",
-        "IPv4 rule 109 All -",
+        "IPv4 rule 108 All Refuse",
+        "IPv4 rule 109 All Goto(32766)",
         "IPv4 rule 110 Some 300",
-        "IPv4 rule 111 Some 300",
-        // For packets that this machine sends to itself.
-        "IPv4 rule 112 Some 300",
+        "IPv4 rule 111 All (0, 4294967295) (17, 17) (4791, 4791) (0, 65535) 300",
+        // For packets that this machine sends.
+        "IPv4 rule 112 All 300",
         "IPv4 rule 113 All 300",
         "IPv4 rule 1000 Vrf 0",
         "IPv4 rule 32766 All 254",
@@ -150,6 +160,7 @@ fn parse(message: &Message) -> Result<Option<Fib>, Malformed> {
 fn malformed_route_is_rejected_with_its_reason() {
     let oif = || Attr::u32(4, 5);
     let multipath = |hops: &[u8]| rtmsg(2, 0, 1).with(Attr::new(9, hops));
+    let rule = || Message::new(32, &[2, 0, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0]);
     let cases = [
         (Message::new(24, &[2, 0, 0, 0, 254, 0, 0, 1]), Malformed::Attributes),
         (rtmsg(2, 33, 1).with(oif()), Malformed::PrefixLen),
@@ -165,10 +176,12 @@ fn malformed_route_is_rejected_with_its_reason() {
         (multipath(&hop(9, 0, 5)), Malformed::Attributes),
         (multipath(&hop(8, 0, 0)), Malformed::IfIndex),
         (Message::new(32, &[2; 11]), Malformed::Attributes),
-        (
-            Message::new(32, &[2, 0, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0]).with(Attr::new(6, &[0])),
-            Malformed::AttributeLength,
-        ),
+        (rule().with(Attr::new(6, &[0])), Malformed::AttributeLength),
+        (rule().with(Attr::new(20, &[0; 3])), Malformed::AttributeLength),
+        (rule().with(Attr::new(20, &[0; 9])), Malformed::AttributeLength),
+        (rule().with(Attr::new(22, &[17, 0])), Malformed::AttributeLength),
+        (rule().with(Attr::new(23, &[0; 2])), Malformed::AttributeLength),
+        (rule().with(Attr::new(24, &[0; 5])), Malformed::AttributeLength),
     ];
     for (message, reason) in cases {
         assert_eq!(parse(&message), Err(reason), "{message:?}");
@@ -186,15 +199,15 @@ fn malformed_route_is_rejected_with_its_reason() {
     assert!(unclear(&multipath(&hop(8, 1, 5))));
     assert!(!unclear(&multipath(&[hop(8, 1, 6), hop(8, 0, 5)].concat())));
     assert!(unclear(&multipath(&[hop(8, 0, 6), hop(8, 0, 5)].concat())));
-    // A selector that is newer than this code.
-    let rule = Message::new(32, &[2, 0, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0]);
+    // A selector that is newer than this code, and a part of a port.
     let selects = |message: &Message| match parse(message) {
         Ok(Some(Fib::Rule(rule))) => rule.selects,
         other => panic!("{other:?}"),
     };
-    assert_eq!(selects(&rule), Selects::All);
-    assert_eq!(selects(&rule.clone().with(Attr::u32(99, 1))), Selects::Some);
-    assert_eq!(selects(&rule.with(Attr::new(19, &[1]))), Selects::Vrf);
+    assert_eq!(selects(&rule()), Selects::All);
+    assert_eq!(selects(&rule().with(Attr::u32(99, 1))), Selects::Some);
+    assert_eq!(selects(&rule().with(Attr::new(28, &[0xf0, 0xff]))), Selects::Some);
+    assert_eq!(selects(&rule().with(Attr::new(19, &[1]))), Selects::Vrf);
 }
 
 proptest! {
@@ -233,7 +246,14 @@ fn default_route() -> (Message, Route) {
 fn dump_lists_rules_then_the_routes_of_each_family() {
     let (message, route) = default_route();
     let rule = Message::new(32, &[10, 0, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0]);
-    let listed = Rule { family: Family::V6, priority: 0, selects: Selects::All, table: Some(254) };
+    let listed = Rule {
+        family: Family::V6,
+        priority: 0,
+        only: Traffic::ALL,
+        selects: Selects::All,
+        inverted: false,
+        action: Action::Lookup { table: 254, suppresses: false },
+    };
     let mut story = Story::about(Subject::Routes);
     story.session.handle_request();
     story.asks_table(34, 0, 0).answers(&[rule, done()]);

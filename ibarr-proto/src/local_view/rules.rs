@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Policy rules, and whether they send our datagrams by another way than the kernel's connections.
+//!
+//! The kernel's look-up for a connection has user 0, and neither protocol nor ports (`addr_resolve` of
+//! drivers/infiniband/core/addr.c); queries and replies have all of them. A rule that selects by these
+//! may match one and not the other. What else a rule selects by is the same for both, so what counts
+//! are the tables that are looked up for each, and in which order.
+
+use std::num::NonZeroU16;
+use std::ptr;
+
+use crate::ip2gid::Family;
+
+/// A policy rule as in `RTM_NEWRULE`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Rule {
+    /// The version of IP.
+    pub family: Family,
+    /// `FRA_PRIORITY`: rules are evaluated in this order.
+    pub priority: u32,
+    /// Users, protocols and ports that it matches.
+    pub only: Traffic,
+    /// What else it matches.
+    pub selects: Selects,
+    /// It matches all other packets (`FIB_RULE_INVERT`).
+    pub inverted: bool,
+    /// What it does with a packet.
+    pub action: Action,
+}
+
+/// Packets by user, protocol and ports, each a first and a last one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Traffic {
+    /// Ids of users.
+    pub users: (u32, u32),
+    /// Protocols of IP.
+    pub protocols: (u8, u8),
+    /// Source ports.
+    pub sources: (u16, u16),
+    /// Destination ports.
+    pub destinations: (u16, u16),
+}
+
+/// The packets that a policy rule matches, but for [`Traffic`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Selects {
+    /// All packets.
+    All,
+    /// Packets that arrived on an interface (`FRA_IIFNAME` other than lo) or have a mark
+    /// (`FRA_FWMARK` other than 0); those of this node never do.
+    NotOurs,
+    /// The rule of VRFs (`FRA_L3MDEV`).
+    Vrf,
+    /// Other packets.
+    Some,
+}
+
+/// What a policy rule does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Action {
+    /// It looks up a table, and may ignore some of the results (`FRA_SUPPRESS_PREFIXLEN`).
+    Lookup {
+        /// The table.
+        table: u32,
+        /// Whether it ignores some results.
+        suppresses: bool,
+    },
+    /// It goes on with the rule of this priority.
+    Goto(u32),
+    /// Nothing.
+    Nothing,
+    /// It refuses or discards the packet.
+    Refuse,
+}
+
+/// The datagrams of a daemon.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Datagrams {
+    /// Queries to peers.
+    Queries,
+    /// Replies to peers.
+    Replies,
+}
+
+/// Datagrams that policy rules send by another way than the kernel's connections.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Diverted {
+    /// The datagrams.
+    pub datagrams: Datagrams,
+    /// Our UDP port.
+    pub port: NonZeroU16,
+    /// The version of IP.
+    pub family: Family,
+    /// The priority of the rule that makes the difference.
+    pub rule: u32,
+    /// The priority of the later rule with which a connection goes on.
+    pub instead: Option<u32>,
+}
+
+impl Rule {
+    /// Whether it matches these packets; `None` if that depends on other properties.
+    fn matches(&self, traffic: &Traffic) -> Option<bool> {
+        let matches = match self.selects {
+            Selects::NotOurs => Some(false),
+            _ if !self.only.contains(traffic) => Some(false),
+            Selects::All => Some(true),
+            Selects::Vrf | Selects::Some => None,
+        };
+        matches.map(|matches| matches != self.inverted)
+    }
+
+    /// Whether it may match a packet of this node.
+    pub(super) fn may_match_ours(&self) -> bool {
+        self.inverted || self.selects != Selects::NotOurs
+    }
+
+    /// Whether it may match a reply to a peer outside of a VRF.
+    pub(super) fn may_match_replies(&self) -> bool {
+        self.inverted || self.selects != Selects::Vrf
+    }
+
+    /// The table that it looks up for each packet, and does nothing else.
+    pub(super) fn plain_table(&self) -> Option<u32> {
+        let is_plain = self.selects == Selects::All && self.only == Traffic::ALL && !self.inverted;
+        match self.action {
+            Action::Lookup { table, suppresses: false } if is_plain => Some(table),
+            _ => None,
+        }
+    }
+}
+
+impl Traffic {
+    /// All packets.
+    pub const ALL: Self = Self {
+        users: (0, u32::MAX),
+        protocols: (0, u8::MAX),
+        sources: (0, u16::MAX),
+        destinations: (0, u16::MAX),
+    };
+    /// The look-ups for the kernel's connections.
+    const CONNECTIONS: Self =
+        Self { users: (0, 0), protocols: (0, 0), sources: (0, 0), destinations: (0, 0) };
+    /// The ports that sockets get (`net.ipv4.ip_local_port_range`). One that a rule has for itself is
+    /// met by few queries.
+    const OF_SOCKETS: (u16, u16) = (32_768, 60_999);
+    const UDP: u8 = 17;
+
+    fn of(datagrams: Datagrams, user: u32, port: NonZeroU16) -> Self {
+        let port = (port.get(), port.get());
+        let (sources, destinations) = match datagrams {
+            Datagrams::Queries => (Self::OF_SOCKETS, port),
+            Datagrams::Replies => (port, Self::OF_SOCKETS),
+        };
+        let protocols = (Self::UDP, Self::UDP);
+        Self { users: (user, user), protocols, sources, destinations }
+    }
+
+    fn contains(&self, other: &Self) -> bool {
+        fn within<T: Copy + Ord>(outer: (T, T), inner: (T, T)) -> bool {
+            outer.0 <= inner.0 && inner.1 <= outer.1
+        }
+        within(self.users, other.users)
+            && within(self.protocols, other.protocols)
+            && within(self.sources, other.sources)
+            && within(self.destinations, other.destinations)
+    }
+}
+
+/// Maximum number of rules kept for a version of IP. With more, none is named.
+pub(super) const MAX_RULES: usize = 1024;
+
+/// How rules of one version of IP, in their order, divert datagrams of `user`.
+pub(super) fn diverted(rules: &[Rule], user: u32, port: NonZeroU16) -> Vec<Diverted> {
+    let diversion = |datagrams| {
+        let traffic = Traffic::of(datagrams, user, port);
+        let differs = |rule: &Rule| rule.matches(&traffic) != rule.matches(&Traffic::CONNECTIONS);
+        let first = rules.iter().find(|rule| differs(rule))?;
+        let (ours, theirs) = (steps(rules, &traffic), steps(rules, &Traffic::CONNECTIONS));
+        let same = ours.iter().zip(&theirs).take_while(|(ours, theirs)| ours.is_like(theirs));
+        let at = same.count();
+        let (ours, theirs) = (ours.get(at), theirs.get(at));
+        // If a jump makes the difference, the steps are of other rules.
+        let different = [ours, theirs].into_iter().flatten();
+        let mut different = different.map(|step| step.rule).peekable();
+        different.peek()?;
+        let rule = different.find(|rule| differs(rule)).unwrap_or(first);
+        let instead = theirs.map(|step| step.rule.priority).filter(|next| *next > rule.priority);
+        Some(Diverted { datagrams, port, family: rule.family, rule: rule.priority, instead })
+    };
+    let all = [Datagrams::Queries, Datagrams::Replies].into_iter();
+    all.filter(|_| rules.len() < MAX_RULES).filter_map(diversion).collect()
+}
+
+/// A rule that may decide about packets.
+struct Step<'a> {
+    rule: &'a Rule,
+    /// It matches all of them.
+    is_certain: bool,
+}
+
+impl Step<'_> {
+    fn is_like(&self, other: &Self) -> bool {
+        let is_same = ptr::eq(self.rule, other.rule) || self.is_certain;
+        is_same && self.is_certain == other.is_certain && self.rule.action == other.rule.action
+    }
+
+    fn looks_up(&self, of: u32) -> bool {
+        matches!(self.rule.action, Action::Lookup { table, .. } if table == of)
+    }
+}
+
+/// The rules that may decide about packets, in their order. One look-up of several that can only have
+/// the same result is left.
+fn steps<'a>(rules: &'a [Rule], traffic: &Traffic) -> Vec<Step<'a>> {
+    let mut steps: Vec<Step<'a>> = Vec::new();
+    let mut rest = rules;
+    while let [rule, after @ ..] = rest {
+        rest = after;
+        let is_certain = match rule.matches(traffic) {
+            Some(false) => continue,
+            matches => matches.is_some(),
+        };
+        match rule.action {
+            Action::Nothing => continue,
+            Action::Goto(priority) if is_certain => {
+                let skipped = after.iter().position(|rule| rule.priority == priority);
+                rest = &after[skipped.unwrap_or_default()..];
+                continue;
+            }
+            Action::Refuse if is_certain => rest = &[],
+            Action::Lookup { table, suppresses } => {
+                let is_whole = |step: &Step<'_>| {
+                    step.is_certain
+                        && step.rule.action == Action::Lookup { table, suppresses: false }
+                };
+                if steps.iter().any(is_whole) {
+                    continue;
+                }
+                let decides_all = is_certain && !suppresses;
+                while steps.pop_if(|step| decides_all && step.looks_up(table)).is_some() {}
+            }
+            Action::Goto(_) | Action::Refuse => {}
+        }
+        steps.push(Step { rule, is_certain });
+    }
+    steps
+}
