@@ -13,6 +13,7 @@ use crate::counters::Counters;
 use crate::ip2gid::Family;
 use crate::ip2gid::client;
 use crate::local_service;
+use crate::local_view::rules::Diverted;
 use crate::local_view::{InterfaceName, Pattern};
 use crate::node::Node;
 use crate::paths::{self, PortName};
@@ -44,6 +45,8 @@ pub struct Facts {
     pub nudging: Nudging,
     /// Other processes that receive the kernel's requests.
     pub listeners: Vec<Listener>,
+    /// Datagrams that policy rules divert.
+    pub diverted: Vec<Diverted>,
     /// The programs that answer in the kernel.
     pub programs: Programs,
     /// The interfaces on which peers are answered.

@@ -216,6 +216,8 @@ causes! {
     QueriesUnroutable = "queries-unroutable",
     /// Queries to peers were not sent for another reason.
     QueriesNotSent = "queries-not-sent",
+    /// A policy rule sends queries or replies by another way than the kernel's connections.
+    Diverted = "diverted-by-rule",
     /// No UDP port is free for queries to peers.
     NoFreePort = "no-free-port",
     /// No descriptor is free for queries to peers.

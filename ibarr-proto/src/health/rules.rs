@@ -9,6 +9,8 @@ use ibarr_common::Instant;
 
 use super::facts::{Facts, Listener, Missing, Nudging, Port, Programs, Served, Socket};
 use super::{Cause, HOLD, State, Subsystem};
+use crate::ip2gid::Family;
+use crate::local_view::rules::{Datagrams, Diverted};
 use crate::paths::PortName;
 use crate::responder::{self, BY_DECISION};
 
@@ -295,6 +297,33 @@ fn peers(found: &mut Found, facts: &Facts) {
                 ),
             );
         }
+    }
+    for diverted in &facts.diverted {
+        let Diverted { datagrams, port, family, rule, instead } = diverted;
+        let (what, selector) = match datagrams {
+            Datagrams::Queries => ("queries", "dport"),
+            Datagrams::Replies => ("replies", "sport"),
+        };
+        let ip = if *family == Family::V4 { "ip" } else { "ip -6" };
+        let before = rule.saturating_sub(1);
+        let remedy = match instead {
+            Some(next) => format!(
+                "exempt them from the rule, like: {ip} rule add priority {before} ipproto udp \
+                 {selector} {port} goto {next}"
+            ),
+            None => {
+                format!("have the rule match UDP {selector} {port} too, or remove it ({ip} rule)")
+            }
+        };
+        found.degraded(
+            of,
+            Cause::Diverted,
+            format_args!(
+                "the policy rule with priority {rule} sends {what} over {family} by another way than \
+                 the connections of the kernel"
+            ),
+            remedy,
+        );
     }
     for unused in &facts.unused_sockets {
         found.add(of, Cause::UnusedSocket, State::Ok, unused, &"see ibarr.socket in ibarr(8)");

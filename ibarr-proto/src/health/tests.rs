@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+use std::num::NonZeroU16;
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::ip2gid::Family;
+use crate::local_view::rules::{Datagrams, Diverted};
 use crate::responder::Hook;
 
 const START: Instant = Instant::from_nanos(1_000_000_000_000);
@@ -124,6 +127,7 @@ fn faults() -> Vec<(Facts, &'static str)> {
         ),
         (Facts { sockets: vec![serves(Some((1, 9)))], ..f() }, "peers: small-buffer: degraded"),
         (Facts { few_descriptors: some(), ..f() }, "peers: few-descriptors: degraded"),
+        (Facts { diverted: vec![diverted(Some(200))], ..f() }, "peers: diverted-by-rule: degraded"),
         (ports(Some(Missing::Down)), "sa mlx5_0/1: port-down: degraded"),
         (ports(Some(Missing::SubnetManager)), "sa mlx5_0/1: no-subnet-manager: degraded"),
         (ports(Some(Missing::Umad(some()))), "sa mlx5_0/1: umad-closed: degraded"),
@@ -159,6 +163,27 @@ fn faults() -> Vec<(Facts, &'static str)> {
         (Facts { acm_files: vec!["a: b".into()], ..f() }, "acm: acm-files: degraded"),
         (counted(Cause::ConnectionsRefused), "control: connections-refused: degraded"),
     ]
+}
+
+fn diverted(instead: Option<u32>) -> Diverted {
+    let (datagrams, family) = (Datagrams::Replies, Family::V6);
+    Diverted { datagrams, port: NonZeroU16::new(4791).unwrap(), family, rule: 100, instead }
+}
+
+#[test]
+fn rule_that_diverts_is_named_with_the_command_that_exempts() {
+    let remedy = |instead| {
+        let mut health = Health::default();
+        let diverted = vec![diverted(instead)];
+        health.assess(at(1), &Facts { diverted, ..Facts::default() });
+        let reason = health.reasons.values().next().unwrap();
+        assert!(reason.why.contains("priority 100 sends replies over IPv6"), "{}", reason.why);
+        reason.remedy.clone()
+    };
+    assert!(
+        remedy(Some(200)).ends_with("ip -6 rule add priority 99 ipproto udp sport 4791 goto 200")
+    );
+    assert!(remedy(None).contains("match UDP sport 4791 too"));
 }
 
 fn counted(cause: Cause) -> Facts {

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use ibarr_testbed::lab::netns;
+use serde_json::Value;
 
 use crate::doctor::nft;
 use crate::machine::said;
@@ -66,17 +67,55 @@ fn dead_gateway_of_a_rule_swallows_no_query() {
     }
 }
 
+/// What `ibarr status` says of a cause, if the health of the node has it.
+fn reason(rig: &Rig, cause: &str) -> Option<Value> {
+    let status = rig.asked("status");
+    let health = status["status"]["health"].as_array().unwrap().clone();
+    let mut reasons =
+        health.into_iter().flat_map(|of| of["reasons"].as_array().cloned().unwrap_or_default());
+    reasons.find(|reason| reason["cause"] == cause)
+}
+
 /// Waits until the health of the node has a cause, and returns what `ibarr status` says of it.
 fn cause(rig: &Rig, cause: &str) -> String {
-    let reason = || {
-        let status = rig.asked("status");
-        let health = status["status"]["health"].as_array().unwrap().clone();
-        let mut reasons =
-            health.into_iter().flat_map(|of| of["reasons"].as_array().cloned().unwrap_or_default());
-        reasons.find(|reason| reason["cause"] == cause).map(|reason| reason.to_string())
-    };
-    rig.eventually(cause, || reason().is_some());
-    reason().unwrap()
+    rig.eventually(cause, || reason(rig, cause).is_some());
+    reason(rig, cause).unwrap().to_string()
+}
+
+#[test]
+fn rule_that_diverts_datagrams_is_named_until_its_remedy_is_run() {
+    const CAUSE: &str = "diverted-by-rule";
+    let mut rig = far();
+    for (target, gateway, _) in FAR {
+        ip(&format!("-netns {NODE} route add {target} via {gateway} dev eth0"));
+    }
+    rig.start("responder = \"user\"");
+    ip(&format!("-netns {NODE} rule add pref 90 ipproto tcp dport 4791 lookup 9"));
+    for (target, _, source) in FAR {
+        let six = if target.contains(':') { "-6 " } else { "" };
+        ip(&format!("-netns {NODE} {six}rule add pref 90 from {source} dport 53 lookup 9"));
+        assert!(resolve(&rig, target).contains(GID));
+        assert_eq!(reason(&rig, CAUSE), None);
+        ip(&format!("-netns {NODE} {six}route add blackhole default table 9"));
+        ip(&format!("-netns {NODE} {six}rule add pref 100 ipproto udp lookup 9"));
+        let found = cause(&rig, CAUSE);
+        assert!(found.contains("the policy rule with priority 100 sends queries"), "{found}");
+        let doctor = said(&ibarr_on_node(&format!("doctor --run-dir {}", rig.run_dir().display())));
+        assert!(doctor.contains("priority 100 sends queries"), "{doctor}");
+        assert!(!resolve(&rig, target).contains(GID));
+        // One for queries, one for replies.
+        for selector in ["dport 4791", "sport 4791"] {
+            rig.eventually(selector, || {
+                reason(&rig, CAUSE).is_some_and(|it| it["remedy"].to_string().contains(selector))
+            });
+            let remedy = reason(&rig, CAUSE).unwrap()["remedy"].as_str().unwrap().to_owned();
+            let (_, command) = remedy.split_once("like: ip ").unwrap();
+            ip(&format!("-netns {NODE} {command}"));
+        }
+        rig.eventually("the remedy", || reason(&rig, CAUSE).is_none());
+        let found = resolve(&rig, target);
+        assert!(found.contains(GID), "{found}");
+    }
 }
 
 #[test]

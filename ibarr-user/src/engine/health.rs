@@ -10,6 +10,7 @@ use ibarr_proto::health::{
 };
 use ibarr_proto::ip2gid::server;
 use ibarr_proto::responder::{self, BY_DECISION};
+use nix::unistd::geteuid;
 use tracing::{info, warn};
 
 use super::Engine;
@@ -109,6 +110,10 @@ impl Engine {
             },
             listeners: self.kernel.socket().listeners().into_iter().map(listener).collect(),
             programs: self.programs(),
+            diverted: {
+                let udp_port = self.config.client.settings().udp_port;
+                self.node.view().diverted(geteuid().as_raw(), udp_port)
+            },
             served: self.served(),
             sockets: self.sockets_of_servers(),
             unused_sockets: self.servers.warnings().collect(),
