@@ -29,9 +29,11 @@ fn far() -> Rig {
 }
 
 fn resolve(rig: &Rig, target: &str) -> String {
-    let run_dir = rig.run_dir();
-    let ask = format!("resolve {target} --fresh --timeout 2s --run-dir {}", run_dir.display());
-    said(&ibarr_on_node(&ask))
+    ask(rig, &format!("resolve {target} --fresh --timeout 2s"))
+}
+
+fn ask(rig: &Rig, command: &str) -> String {
+    said(&ibarr_on_node(&format!("{command} --run-dir {}", rig.run_dir().display())))
 }
 
 #[test]
@@ -49,6 +51,8 @@ fn rule_by_source_gives_an_interface_its_route() {
         assert!(found.contains(GID), "{found}");
         let unbound = resolve(&rig, target);
         assert!(unbound.contains("unreachable"), "the kernel has no route either: {unbound}");
+        let doctor = ask(&rig, &format!("doctor --peer {target}"));
+        assert!(doctor.contains("no route"), "{doctor}");
     }
 }
 
@@ -64,6 +68,29 @@ fn dead_gateway_of_a_rule_swallows_no_query() {
         ip(&format!("-netns {NODE} {rule} add from {source} lookup 11"));
         let found = resolve(&rig, &format!("{target}%eth0"));
         assert!(found.contains(GID), "{found}");
+    }
+}
+
+#[test]
+fn interface_is_named_by_each_of_its_names() {
+    let mut rig = far();
+    let long = "altname-of-more-than-fifteen-bytes";
+    for name in [long, "rail0"] {
+        ip(&format!("-netns {NODE} link property add dev eth0 altname {name}"));
+    }
+    rig.start("responder = \"user\"");
+    for (target, gateway, _) in FAR {
+        ip(&format!("-netns {NODE} route add {target} via {gateway} dev eth0"));
+        for name in ["eth0", "rail0", long] {
+            let by = format!("{target}%{name}");
+            assert!(resolve(&rig, &by).contains(GID), "{by}");
+            let pinged = ask(&rig, &format!("ping {by} --count 1"));
+            assert!(pinged.contains(GID), "{pinged}");
+            let doctor = ask(&rig, &format!("doctor --peer {by}"));
+            assert!(doctor.contains(GID) && !doctor.contains("no route"), "{doctor}");
+        }
+        let absent = resolve(&rig, &format!("{target}%{long}-too"));
+        assert!(absent.contains("no interface"), "{absent}");
     }
 }
 
@@ -100,7 +127,7 @@ fn rule_that_diverts_datagrams_is_named_until_its_remedy_is_run() {
         ip(&format!("-netns {NODE} {six}rule add pref 100 ipproto udp lookup 9"));
         let found = cause(&rig, CAUSE);
         assert!(found.contains("the policy rule with priority 100 sends queries"), "{found}");
-        let doctor = said(&ibarr_on_node(&format!("doctor --run-dir {}", rig.run_dir().display())));
+        let doctor = ask(&rig, "doctor");
         assert!(doctor.contains("priority 100 sends queries"), "{doctor}");
         assert!(!resolve(&rig, target).contains(GID));
         // One for queries, one for replies.

@@ -147,8 +147,8 @@ enum Command {
     },
     /// Examine what a connection needs, in the order in which it needs it, and say what to do
     Doctor {
-        /// Also examine the way to this address or GID
-        #[arg(long, value_name = "IP|GID")]
+        /// Also examine the way to this address, host name or GID; %IF stands for an interface
+        #[arg(long, value_name = "IP|NAME|GID")]
         peer: Option<doctor::Peer>,
         /// Directory of the maps and links, if no daemon can be asked for it
         #[arg(long, value_name = "DIR", env = "IBARR_BPF_DIR", default_value = bpf::BPF_DIR)]

@@ -7,10 +7,10 @@ use std::num::NonZeroU32;
 
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::{Family, is_link_local};
-use nix::net::if_::if_nametoindex;
 use thiserror::Error;
 
 use crate::control::messages::{Failure, FailureKind, Target};
+use crate::transport::rtnetlink;
 
 /// The most destinations of one command.
 pub(super) const MAX: usize = 65_536;
@@ -129,7 +129,8 @@ impl Destination {
     }
 }
 
-fn destination(text: &str) -> Result<Destination, Error> {
+/// A destination without a range.
+pub(super) fn destination(text: &str) -> Result<Destination, Error> {
     let (host, scope) = match text.split_once('%') {
         Some((host, scope)) => (host, Some(scope)),
         None => (text, None),
@@ -142,8 +143,7 @@ fn destination(text: &str) -> Result<Destination, Error> {
     };
     let index = |scope: &str| {
         let by_number = scope.parse().ok().and_then(IfIndex::new);
-        let by_name = || if_nametoindex(scope).ok().and_then(IfIndex::new);
-        by_number.or_else(by_name).ok_or_else(|| {
+        by_number.or_else(|| rtnetlink::interface(scope).ok()).ok_or_else(|| {
             let (text, scope) = (text.to_owned(), scope.to_owned());
             Error::NoInterface { text, scope }
         })

@@ -24,7 +24,7 @@ use crate::control::messages::{
 #[derive(Args, Debug)]
 pub(super) struct TraceArgs {
     /// Only requests for this address, queries of this peer, or requests for a path from or to this GID
-    #[arg(value_name = "IP|GID")]
+    #[arg(value_name = "IP|NAME|GID")]
     only: Option<doctor::Peer>,
     /// How long, like 10s, instead of until Ctrl-C
     #[arg(long = "for", value_name = "TIME", value_parser = super::patience)]
@@ -59,10 +59,14 @@ fn trace(args: &TraceArgs) -> Result<(), Failure> {
 
 /// Prints until the trace ends, or with a signal.
 async fn follow(args: &TraceArgs) -> Result<(), Failure> {
-    let only = args.only.map(|only| match only {
-        doctor::Peer::Ip(ip) => TraceOnly::Ip(ip),
-        doctor::Peer::Gid(gid) => TraceOnly::Gid(Text(gid)),
-    });
+    let only = match &args.only {
+        Some(doctor::Peer::Ip(destination)) => {
+            let absent = |message| Failure { kind: FailureKind::Absent, message };
+            Some(TraceOnly::Ip(destination.resolve(None).map_err(absent)?.target.ip))
+        }
+        Some(doctor::Peer::Gid(gid)) => Some(TraceOnly::Gid(Text(*gid))),
+        None => None,
+    };
     let request = Request::Trace { only, for_ms: args.time.map(Millis::from), kernel: args.kernel };
     let daemon = args.daemon.clone();
     // One at a time: what this command has not read yet waits in the daemon, and is bounded there.

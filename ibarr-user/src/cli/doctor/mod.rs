@@ -12,15 +12,17 @@ use std::path::Path;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::PORT;
 
+use super::targets::Destination;
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
 use crate::control::doctor_messages::{Check, CheckState};
 use crate::control::messages::{
     Answer, AnswerSource, Body, Failure, Lookup, PathAnswer, PathRequest, PortStatus, Request,
-    Status, Text,
+    Status, Target, Text,
 };
 use crate::transport::ports::Dirs;
+use crate::transport::rtnetlink;
 
 pub(super) use self::peer::Peer;
 
@@ -52,8 +54,8 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, bpf_dir: &Path, peer: Option
                 "systemctl start ibarr; journalctl -u ibarr",
             ));
             report.add(firewall::check(PORT));
-            if let Some(Peer::Ip(target)) = peer {
-                report.add(peer::route(target, peer::look_up(target), &dirs.sys));
+            if let Some(Peer::Ip(destination)) = peer {
+                let _ = address(&mut report, dirs, &destination);
             }
         }
     }
@@ -63,8 +65,8 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, bpf_dir: &Path, peer: Option
 fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
     let gid = match peer {
         Peer::Gid(gid) => Text(gid),
-        Peer::Ip(target) => {
-            report.add(peer::route(target, peer::look_up(target), &dirs.sys));
+        Peer::Ip(destination) => {
+            let Some(target) = address(report, dirs, &destination) else { return };
             let answer = match resolve(daemon, target, Lookup::Any) {
                 Ok(answer) => answer,
                 Err(failure) => return report.add(Check::skipped("peer", failure.message)),
@@ -76,8 +78,8 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
                     let is_entry = answer.source == Some(AnswerSource::Neighbour);
                     let said = is_entry.then(|| resolve(daemon, target, Lookup::Memory));
                     let said = said.and_then(|answer| answer.ok()?.gid).unwrap_or(gid);
-                    let mismatch = Neighbours::read().contradict(target.into(), said.0);
-                    report.add(peer::neighbour(target, mismatch));
+                    let mismatch = Neighbours::read().contradict(target, said.0);
+                    report.add(peer::neighbour(target.ip, mismatch));
                     gid
                 }
                 None => return report.add(Check::skipped("path", "the GID is not known")),
@@ -90,6 +92,22 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
     });
 }
 
+/// Examines the name of a destination and the route to it. Returns what applications connect to, if it has an address.
+fn address(report: &mut Report, dirs: &Dirs, of: &Destination) -> Option<Target> {
+    let (target, name) = match peer::address(of) {
+        Ok(found) => found,
+        Err(check) => {
+            report.add(check);
+            return None;
+        }
+    };
+    report.add_all(name.into_iter().collect());
+    let addresses = rtnetlink::addresses().unwrap_or_default();
+    let (check, bound) = peer::route(target, &dirs.sys, &addresses, rtnetlink::route);
+    report.add(check);
+    Some(Target { scope: target.scope.or(bound), ..target })
+}
+
 fn status(daemon: &Daemon) -> Result<Status, Failure> {
     match client::ask(&daemon.run_dir, &Request::Status, daemon.patience) {
         Ok(Body::Status { status }) => Ok(*status),
@@ -97,8 +115,8 @@ fn status(daemon: &Daemon) -> Result<Status, Failure> {
     }
 }
 
-fn resolve(daemon: &Daemon, target: std::net::IpAddr, lookup: Lookup) -> Result<Answer, Failure> {
-    let addresses = vec![Text(target.into())];
+fn resolve(daemon: &Daemon, target: Target, lookup: Lookup) -> Result<Answer, Failure> {
+    let addresses = vec![Text(target)];
     let request = Request::Resolve { addresses, timeout_ms: None, lookup, each: false };
     match client::ask(&daemon.run_dir, &request, daemon.patience) {
         Ok(Body::Answers { mut answers }) if answers.len() == 1 => Ok(answers.remove(0)),

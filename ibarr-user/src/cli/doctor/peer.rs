@@ -2,31 +2,28 @@
 
 //! What a connection to one peer needs: a route, its GID, and the path there.
 
-use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::time::Duration;
 
+use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
-use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::Route;
+use ibarr_proto::ip2gid::client::{Candidate, Route};
+use ibarr_proto::ip2gid::{Family, Question, is_link_local};
 use nix::net::if_::if_indextoname;
-use tokio::time::timeout;
 
 use super::machine::INFINIBAND;
+use crate::cli::targets::{self, Destination, Found};
 use crate::control::doctor_messages::Check;
-use crate::control::messages::{Answer, AnswerStatus, Mismatch, PathAnswer, PathStatus};
+use crate::control::messages::{Answer, AnswerStatus, Mismatch, PathAnswer, PathStatus, Target};
 use crate::regular_file::text;
-use crate::transport::Counters;
-use crate::transport::rtnetlink::{self, NoRoute, Routes};
+use crate::transport::rtnetlink::NoRoute;
 
 /// A peer, as a user names it.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(in crate::cli) enum Peer {
-    /// By an address.
-    Ip(IpAddr),
+    /// By an address or a name.
+    Ip(Destination),
     /// By a GID.
     Gid(Gid),
 }
@@ -40,73 +37,120 @@ impl FromStr for Peer {
         if let Some(gid) = text.strip_prefix("gid:") {
             return gid.parse().map(Self::Gid).map_err(|error| format!("{error}"));
         }
-        match (text.parse::<IpAddr>(), text.parse::<Gid>()) {
-            (Ok(IpAddr::V6(ip)), Ok(gid)) if ip.segments()[0] & 0xff80 == 0xfe80 => {
-                Ok(Self::Gid(gid))
-            }
-            (Ok(ip), _) => Ok(Self::Ip(ip)),
-            (Err(_), Ok(gid)) => Ok(Self::Gid(gid)),
-            (Err(_), Err(_)) => Err("neither an IP address nor a GID".to_owned()),
+        let is_ip = match text.parse() {
+            Ok(IpAddr::V6(ip)) => ip.segments()[0] & 0xff80 != 0xfe80,
+            parsed => parsed.is_ok(),
+        };
+        match text.parse() {
+            Ok(gid) if !is_ip => Ok(Self::Gid(gid)),
+            _ => targets::destination(text).map(Self::Ip).map_err(|error| error.to_string()),
         }
     }
 }
 
-/// Longer than the kernel takes for a look-up.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Asks the kernel for the route to an address.
-pub(super) fn look_up(target: IpAddr) -> io::Result<Result<Route, NoRoute>> {
-    let Some(question) = Question::new(target, None) else { return Ok(Err(NoRoute::NotUnicast)) };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let (routes, mut answers) = Routes::start(Arc::new(Counters::default()))?;
-        routes.lookup(question.into());
-        let answer = timeout(PATIENCE, answers.recv()).await?;
-        match answer {
-            Some(rtnetlink::Answer::Route(answer)) => Ok(answer.route),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
-    })
+/// The address of a destination, and a check if it has a name.
+pub(super) fn address(of: &Destination) -> Result<(Target, Option<Check>), Check> {
+    const CHECK: &str = "name";
+    let text = &of.text;
+    let Found { target, others } = of.resolve(None).map_err(|message| {
+        let remedy = format!("look at /etc/hosts and DNS (getent ahosts {text})");
+        Check::fail(CHECK, format!("{text}: {message}"), remedy)
+    })?;
+    let others: Vec<_> = others.iter().map(|other| format!(", also {other}")).collect();
+    let check = Check::ok(CHECK, format!("{text} is {}{}", target.ip, others.concat()));
+    Ok((target, of.is_name().then_some(check)))
 }
 
 /// Whether the kernel asks the daemon for the address when an application connects: it does for a gateway on an
-/// IPoIB interface (`fetch_ha` in drivers/infiniband/core/addr.c).
+/// IPoIB interface (`fetch_ha` in drivers/infiniband/core/addr.c). If only an application that is bound to an interface
+/// has such a route, returns that interface, too. `addresses` are those of this machine.
 pub(super) fn route(
-    target: IpAddr,
-    route: io::Result<Result<Route, NoRoute>>,
+    target: Target,
     sys: &Path,
-) -> Check {
+    addresses: &[(IfIndex, IpAddr)],
+    look_up: impl Fn(Candidate) -> Result<Route, NoRoute>,
+) -> (Check, Option<IfIndex>) {
     const CHECK: &str = "route";
-    let Route { ifindex, next_hop } = match route {
-        Ok(Ok(route)) => route,
-        Ok(Err(NoRoute::Local)) => {
-            return Check::ok(CHECK, format!("{target} is an address of this machine"));
-        }
-        Ok(Err(why)) => {
-            return Check::fail(
-                CHECK,
-                format!("{target}: {why}"),
-                format!("add a route: ip route add {target} via ROUTER dev ib0"),
-            );
-        }
-        Err(error) => return Check::skipped(CHECK, format!("rtnetlink: {error}")),
+    let Target { ip, scope } = target;
+    let Some(question) = Question::new(ip, scope) else {
+        let found = format!("{ip}: {}", NoRoute::NotUnicast);
+        return (Check::fail(CHECK, found, "name the address of one host"), None);
     };
-    let name = if_indextoname(ifindex.get())
-        .map_or_else(|_| ifindex.to_string(), |name| name.to_string_lossy().into_owned());
-    let of = |file: &str| text(&sys.join("class/net").join(&name).join(file));
-    if of("type").as_deref() != Some(INFINIBAND) {
-        return Check::warn(
-            CHECK,
-            format!("{target} is reached by {name}, which is not IPoIB: RDMA does not go there"),
-            format!("add a route by an IPoIB interface: ip route add {target} via ROUTER dev ib0"),
+    let is_ipoib = |ifindex| {
+        let file = sys.join("class/net").join(name(ifindex)).join("type");
+        text(&file).as_deref() == Some(INFINIBAND)
+    };
+    let plain = Candidate::from(question);
+    let why = match look_up(plain) {
+        Err(NoRoute::Local) => {
+            return (Check::ok(CHECK, format!("{ip} is an address of this machine")), None);
+        }
+        Ok(route) if is_ipoib(route.ifindex) => {
+            let way = way(ip, route);
+            return (Check::ok(CHECK, format!("{ip} by {} {way}", name(route.ifindex))), None);
+        }
+        Ok(route) => Ok(name(route.ifindex)),
+        Err(why) => Err(why),
+    };
+    let found = match &why {
+        Ok(name) => {
+            format!("{ip} is reached by {name}, which is not IPoIB: RDMA does not go there")
+        }
+        Err(why) => format!("{ip}: {why}"),
+    };
+    // With a rule by source, or in a VRF.
+    let is_like_target = |&&(ifindex, address): &&(IfIndex, IpAddr)| {
+        Family::of(address) == Family::of(ip)
+            && is_link_local(address) == is_link_local(ip)
+            && scope.is_none_or(|scope| scope == ifindex)
+            && is_ipoib(ifindex)
+    };
+    let bound = addresses.iter().filter(is_like_target).find_map(|&(ifindex, address)| {
+        let mut sources = [None, Some(address)].into_iter();
+        let candidate = |source| Candidate { egress: Some(ifindex), source, ..plain };
+        let found = |source| look_up(candidate(source)).ok().filter(|by| by.ifindex == ifindex);
+        Some((address, sources.find_map(found)?))
+    });
+    if let Some((address, route)) = bound {
+        let (name, way) = (name(route.ifindex), way(ip, route));
+        let found = format!("{found}; from {address} by {name} {way}");
+        let remedy = format!(
+            "connect from {address}, or let rules and routes do so (ip rule, ip route get {ip} from {address} oif {name})"
         );
+        return (Check::warn(CHECK, found, remedy), Some(route.ifindex));
     }
-    let asks = if next_hop == target {
+    let dev = scope.map_or("ib0".to_owned(), name);
+    let check = match why {
+        Ok(_) => {
+            let remedy = format!(
+                "add a route by an IPoIB interface: ip route add {ip} via ROUTER dev {dev}"
+            );
+            Check::warn(CHECK, found, remedy)
+        }
+        Err(NoRoute::Unreachable) => {
+            let remedy = format!("add a route: ip route add {ip} via ROUTER dev {dev}");
+            Check::fail(CHECK, found, remedy)
+        }
+        Err(_) => Check::fail(
+            CHECK,
+            found,
+            format!("see which route says so (ip rule, ip route get {ip})"),
+        ),
+    };
+    (check, None)
+}
+
+fn name(ifindex: IfIndex) -> String {
+    let name = if_indextoname(ifindex.get());
+    name.map_or_else(|_| ifindex.to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+fn way(ip: IpAddr, Route { next_hop, .. }: Route) -> String {
+    if next_hop == ip {
         "on its link: the kernel asks the peer by ARP or ND, and not the daemon".to_owned()
     } else {
         format!("via {next_hop}: the kernel asks the daemon for the GID")
-    };
-    Check::ok(CHECK, format!("{target} by {name} {asks}"))
+    }
 }
 
 /// Whether the peer's ibarr has given its GID.
@@ -125,7 +169,7 @@ pub(super) fn gid(answer: &Answer) -> Check {
             "that host does not have this address on InfiniBand: ibarr status there"
         }
         AnswerStatus::Refused => "start ibarr there (systemctl start ibarr)",
-        AnswerStatus::Unreachable => "add a route to it",
+        AnswerStatus::Unreachable => "see the check of the route",
         AnswerStatus::Overloaded => "wait until fewer requests are pending (ibarr status)",
         AnswerStatus::TimedOut | AnswerStatus::NotRemembered | AnswerStatus::Found => {
             "does the host run (ping), does ibarr run there, and do firewalls and routers on the way let UDP \
@@ -179,41 +223,91 @@ pub(super) fn path(answer: &PathAnswer) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use ibarr_common::IfIndex;
-
     use super::*;
     use crate::control::doctor_messages::CheckState;
     use crate::control::messages::MismatchWith;
     use crate::tests::on_own_network;
+    use crate::transport::rtnetlink;
 
     #[test]
-    fn peer_is_an_address_or_a_gid() {
-        assert_eq!("10.0.0.1".parse(), Ok(Peer::Ip([10, 0, 0, 1].into())));
-        assert_eq!("2001:db8::1".parse(), Ok(Peer::Ip("2001:db8::1".parse().unwrap())));
-        assert_eq!("fe80::2".parse(), Ok(Peer::Gid("fe80::2".parse().unwrap())));
-        assert_eq!("fec0:0:1:1::1".parse(), Ok(Peer::Gid("fec0:0:1:1::1".parse().unwrap())));
+    fn peer_is_an_address_a_name_or_a_gid() {
+        for text in ["10.0.0.1", "2001:db8::1", "fe80::2%lo", "node1", "node1%lo"] {
+            assert_eq!(text.parse(), Ok(Peer::Ip(targets::destination(text).unwrap())), "{text}");
+        }
+        for text in ["fe80::2", "fec0:0:1:1::1"] {
+            assert_eq!(text.parse(), Ok(Peer::Gid(text.parse().unwrap())));
+        }
         assert_eq!("gid:2001:db8::1".parse(), Ok(Peer::Gid("2001:db8::1".parse().unwrap())));
-        assert!("ten".parse::<Peer>().is_err() && "gid:10.0.0.1".parse::<Peer>().is_err());
+        for wrong in ["10.0.0", "gid:10.0.0.1", "fe80::2%no-such-if", "node[1-2]"] {
+            assert!(wrong.parse::<Peer>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn name_is_shown_with_its_address_or_why_it_has_none() {
+        let (target, check) = address(&targets::destination("localhost").unwrap()).unwrap();
+        assert!(target.ip.is_loopback());
+        assert!(check.unwrap().found.starts_with(&format!("localhost is {}", target.ip)));
+        assert_eq!(address(&targets::destination("10.0.0.1").unwrap()).unwrap().1, None);
+        let check = address(&targets::destination(&"n".repeat(70)).unwrap()).unwrap_err();
+        assert_eq!(check.state, CheckState::Fail);
+    }
+
+    /// What is said of the route to 10.0.0.1 if interface 1 has a type and the kernel says this.
+    fn of_route(
+        link_type: &str,
+        kernel: impl Fn(Candidate) -> Result<Route, NoRoute>,
+    ) -> (Check, Option<IfIndex>) {
+        let dir = tempfile::tempdir().unwrap();
+        let loopback = dir.path().join("class/net/lo");
+        std::fs::create_dir_all(&loopback).unwrap();
+        std::fs::write(loopback.join("type"), link_type).unwrap();
+        let addresses = ["fd00::1", "10.0.9.1", "10.0.9.2"];
+        let addresses = addresses.map(|address| (IfIndex::MIN, address.parse().unwrap()));
+        route(IpAddr::from([10, 0, 0, 1]).into(), dir.path(), &addresses, kernel)
+    }
+
+    fn by(next_hop: &str) -> Result<Route, NoRoute> {
+        Ok(Route { ifindex: IfIndex::MIN, next_hop: next_hop.parse().unwrap() })
     }
 
     #[test]
     fn route_says_whether_the_kernel_asks_the_daemon() {
-        let dir = tempfile::tempdir().unwrap();
-        let sys = dir.path();
-        let loopback = sys.join("class/net/lo");
-        std::fs::create_dir_all(&loopback).unwrap();
-        let target: IpAddr = [10, 0, 0, 1].into();
-        let by = |next_hop: IpAddr| {
-            let ifindex = IfIndex::MIN;
-            route(target, Ok(Ok(Route { ifindex, next_hop })), sys)
-        };
-        std::fs::write(loopback.join("type"), "772\n").unwrap();
-        assert_eq!(by(target).state, CheckState::Warn);
-        std::fs::write(loopback.join("type"), "32\n").unwrap();
-        assert!(by(target).found.contains("the kernel asks the peer by ARP"));
-        assert!(by([10, 0, 1, 1].into()).found.contains("the kernel asks the daemon"));
-        std::fs::remove_dir_all(sys).unwrap();
-        assert_eq!(route(target, Ok(Err(NoRoute::Unreachable)), sys).state, CheckState::Fail);
+        let found = |next_hop| of_route("32\n", |_| by(next_hop)).0.found;
+        assert!(found("10.0.0.1").contains("the kernel asks the peer by ARP"));
+        assert!(found("10.0.1.1").contains("the kernel asks the daemon"));
+        assert_eq!(of_route("32\n", |_| Err(NoRoute::Local)).0.state, CheckState::Ok);
+        let elsewhere = of_route("772\n", |_| by("10.0.0.1")).0;
+        assert_eq!(elsewhere.state, CheckState::Warn);
+        assert!(elsewhere.remedy.unwrap().starts_with("add a route by an IPoIB interface"));
+    }
+
+    #[test]
+    fn route_is_to_be_added_only_where_the_kernel_has_none() {
+        for why in [NoRoute::Unreachable, NoRoute::Forbidden, NoRoute::NotUnicast] {
+            let (check, bound) = of_route("32\n", |_| Err(why));
+            assert_eq!((check.state, bound), (CheckState::Fail, None));
+            let is_lack = why == NoRoute::Unreachable;
+            assert_eq!(check.remedy.unwrap().starts_with("add a route"), is_lack, "{why}");
+        }
+        // By a rule, and in a VRF.
+        let second = Some("10.0.9.2".parse().unwrap());
+        for (source, address) in [(second, "10.0.9.2"), (None, "10.0.9.1")] {
+            for plain in [
+                Err(NoRoute::Unreachable),
+                Ok(Route { ifindex: IfIndex::new(9).unwrap(), next_hop: [10, 9, 9, 9].into() }),
+            ] {
+                let (check, bound) = of_route("32\n", |asked| match asked {
+                    Candidate { egress: None, .. } => plain,
+                    Candidate { source: of, .. } if of == source => by("10.0.9.254"),
+                    _ => Err(NoRoute::Unreachable),
+                });
+                assert_eq!((check.state, bound), (CheckState::Warn, Some(IfIndex::MIN)));
+                let way = format!("; from {address} by lo via 10.0.9.254");
+                assert!(check.found.contains(&way), "{}", check.found);
+                assert!(check.remedy.unwrap().starts_with(&format!("connect from {address}, or")));
+            }
+        }
     }
 
     #[test]
@@ -228,11 +322,16 @@ mod tests {
     }
 
     #[test]
-    fn kernel_is_asked_for_the_route() {
+    fn kernel_is_asked_for_routes_addresses_and_interfaces() {
         if !on_own_network(|| ()) {
             return;
         }
-        assert_eq!(look_up([127, 0, 0, 1].into()).unwrap(), Err(NoRoute::Local));
-        assert_eq!(look_up([224, 0, 0, 1].into()).unwrap(), Err(NoRoute::NotUnicast));
+        let local = Question::new([127, 0, 0, 1].into(), None).unwrap();
+        assert_eq!(rtnetlink::route(local.into()), Err(NoRoute::Local));
+        let lo = rtnetlink::interface("lo").unwrap();
+        assert!(rtnetlink::addresses().unwrap().contains(&(lo, [127, 0, 0, 1].into())));
+        for absent in ["no-such-if", "no-such-interface-of-this-machine", &"x".repeat(128)] {
+            assert!(rtnetlink::interface(absent).is_err(), "{absent}");
+        }
     }
 }

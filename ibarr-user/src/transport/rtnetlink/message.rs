@@ -282,17 +282,26 @@ pub(super) fn number(payload: &[u8]) -> Result<u32, Malformed> {
 /// Request for all links.
 pub(super) fn dump_links(seq: u32) -> Vec<u8> {
     // Half of a link's message is statistics.
-    let skip_stats = RtattrBuilder::default()
-        .rta_type(Ifla::ExtMask)
-        .rta_payload(libc::RTEXT_FILTER_SKIP_STATS.cast_unsigned())
-        .build()
-        .expect(ALL_SET);
+    let skip_stats = libc::RTEXT_FILTER_SKIP_STATS.to_ne_bytes();
+    links(NlmF::DUMP, seq, Ifla::ExtMask, &skip_stats)
+}
+
+/// Request for the link that has this name or altname.
+pub(super) fn get_link(name: &str) -> Vec<u8> {
+    // Short names without altnames are all that Linux knew before 5.5.
+    let is_short = name.len() <= InterfaceName::MAX_LEN;
+    let kind = if is_short { Ifla::Ifname } else { Ifla::from(IFLA_ALT_IFNAME) };
+    links(NlmF::empty(), 0, kind, &[name.as_bytes(), b"\0"].concat())
+}
+
+fn links(flags: NlmF, seq: u32, attribute: Ifla, payload: &[u8]) -> Vec<u8> {
+    let attribute = RtattrBuilder::default().rta_type(attribute).rta_payload(payload).build();
     let message = IfinfomsgBuilder::default()
         .ifi_family(RtAddrFamily::Unspecified)
-        .rtattrs(RtBuffer::from_iter([skip_stats]))
+        .rtattrs(RtBuffer::from_iter([attribute.expect(ALL_SET)]))
         .build()
         .expect(ALL_SET);
-    request(Rtm::Getlink, NlmF::DUMP, seq, message)
+    request(Rtm::Getlink, flags, seq, message)
 }
 
 /// Request for all addresses.

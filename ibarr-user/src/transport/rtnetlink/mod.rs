@@ -7,6 +7,7 @@
 //! neighbours is open only while the view wants them. [`Routes`] looks up the route to an address.
 //! Each is one task with its own socket. [`Nudger`] changes a neighbour entry, on a thread.
 
+mod ask;
 mod fib;
 pub(crate) mod message;
 mod neigh;
@@ -29,7 +30,7 @@ use libc::{
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
-pub use self::neigh::table as neighbours;
+pub(crate) use self::ask::{addresses, interface, neighbours, route};
 pub use self::nudge::{ADDRESS_V4, ADDRESS_V6, LOOPBACK, NudgeError, Nudged, Nudger, Place};
 pub use self::routes::{Answer, NoRoute, RouteAnswer, Routes};
 use self::session::Session;

@@ -2,57 +2,19 @@
 
 //! Parses rtnetlink messages about neighbours.
 
-use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::client::Route;
 use ibarr_proto::local_view::HwAddr;
 use ibarr_proto::local_view::neighbours::{Entry, State};
-use neli::consts::nl::{NlmF, Nlmsg};
+use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Nda, Nud, RtAddrFamily, Rtm, Rtn};
 use neli::rtnl::{NdmsgBuilder, RtattrBuilder};
 use neli::types::{Buffer, RtBuffer};
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recvfrom, send,
-    socket,
-};
 
 use super::message::{self, ALL_SET, Frame, Malformed, attribute, nested};
 use super::nudge::{ADDRESS_V4, ADDRESS_V6};
-
-/// The neighbours that the kernel knows now, read by the calling thread. Any user may.
-///
-/// # Errors
-/// If the kernel refuses, or an answer is malformed.
-pub fn table() -> io::Result<Vec<Entry>> {
-    let (family, kind) = (AddressFamily::Netlink, SockType::Raw);
-    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
-    bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-    send(fd.as_raw_fd(), &dump_neighbours(0), MsgFlags::empty())?;
-    // The kernel fills at most 32 KiB at a time (`netlink_recvmsg`).
-    let (mut table, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
-    loop {
-        let (len, from) = recvfrom::<NetlinkAddr>(fd.as_raw_fd(), &mut buffer)?;
-        // Any process may send messages here; the kernel's address is 0.
-        if from.is_none_or(|from| from.pid() != 0) {
-            continue;
-        }
-        for frame in message::frames(buffer.get(..len).unwrap_or(&buffer)) {
-            let frame = frame.map_err(io::Error::other)?;
-            if [Nlmsg::Done, Nlmsg::Error].map(u16::from).contains(&frame.kind) {
-                return match frame.errno().map_err(io::Error::other)? {
-                    0 => Ok(table),
-                    errno => Err(io::Error::from_raw_os_error(errno)),
-                };
-            }
-            if let Some(Neigh::Is(entry)) = Neigh::parse(&frame).map_err(io::Error::other)? {
-                table.push(entry);
-            }
-        }
-    }
-}
 
 /// A change of a neighbour.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -302,7 +302,7 @@ impl Asked {
     }
 }
 
-fn request(seq: u32, Candidate { question, egress, source }: Candidate) -> Vec<u8> {
+pub(super) fn request(seq: u32, Candidate { question, egress, source }: Candidate) -> Vec<u8> {
     let octets = |address| match address {
         IpAddr::V4(v4) => v4.octets().to_vec(),
         IpAddr::V6(v6) => v6.octets().to_vec(),
@@ -342,12 +342,12 @@ fn request(seq: u32, Candidate { question, egress, source }: Candidate) -> Vec<u
 }
 
 /// Parses an answer; the outer error is that it is malformed.
-fn route(frame: &Frame<'_>, candidate: Candidate) -> Result<Result<Route, NoRoute>, Malformed> {
+pub(super) fn route(
+    frame: &Frame<'_>,
+    candidate: Candidate,
+) -> Result<Result<Route, NoRoute>, Malformed> {
     if frame.kind == u16::from(Nlmsg::Error) {
-        return Ok(Err(match Errno::from_raw(frame.errno()?) {
-            Errno::EINVAL if candidate.source.is_some() => NoRoute::NoSource,
-            errno => no_route(errno),
-        }));
+        return Ok(Err(refused(Errno::from_raw(frame.errno()?), candidate)));
     }
     if frame.kind != u16::from(Rtm::Newroute) {
         return Err(Malformed::Header);
@@ -382,8 +382,9 @@ fn route(frame: &Frame<'_>, candidate: Candidate) -> Result<Result<Route, NoRout
 
 /// The error numbers of route types, from `fib_props` of net/ipv4/fib_semantics.c and
 /// `ip6_rt_type_to_error` of net/ipv6/route.c.
-fn no_route(errno: Errno) -> NoRoute {
+pub(super) fn refused(errno: Errno, candidate: Candidate) -> NoRoute {
     match errno {
+        Errno::EINVAL if candidate.source.is_some() => NoRoute::NoSource,
         Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EAGAIN => NoRoute::Unreachable,
         // A blackhole or prohibited route.
         Errno::EINVAL | Errno::EACCES => NoRoute::Forbidden,

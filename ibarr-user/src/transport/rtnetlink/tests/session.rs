@@ -253,14 +253,14 @@ fn number_of_route_look_ups_is_bounded() {
     let (seq, request) = lookups.poll_transmit().unwrap();
     let question = Question::new([10, 1, 0, 1].into(), None).unwrap();
     let expected = [
-        &44_u32.to_ne_bytes()[..],
+        &52_u32.to_ne_bytes()[..],
         &26_u16.to_ne_bytes(),
         &1_u16.to_ne_bytes(),
         &seq.to_ne_bytes(),
         &[0; 4],
-        // struct rtmsg of IPv4, 32 bits, RTM_F_LOOKUP_TABLE; RTA_DST; RTA_UID
+        // struct rtmsg of IPv4, 32 bits, RTM_F_LOOKUP_TABLE; RTA_DST; RTA_UID; RTA_IP_PROTO
         &[2, 32, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 8, 0, 1, 0, 10, 1, 0, 1],
-        &[8, 0, 25, 0, 0, 0, 0, 0],
+        &[8, 0, 25, 0, 0, 0, 0, 0, 5, 0, 27, 0, 1, 0, 0, 0],
     ];
     assert_eq!(request, expected.concat(), "{question}");
     lookups.handle_unsent(seq, nix::errno::Errno::ENOBUFS, &mut Vec::new());
