@@ -306,10 +306,9 @@ impl Table {
         // A kernel without policy routing has no rules.
         let last = rules.clone().next_back()?;
         let mut own = [LOCAL, MAIN, DEFAULT].into_iter();
-        let mut is_own =
-            |rule: &&Rule| rule.plain_table().is_some_and(|table| own.any(|own| own == table));
+        let mut is_own = |rule: &&Rule| own.any(|own| rule.is_plain(own));
         let foreign = rules.clone().find(|rule| !is_own(rule));
-        let has_main = rules.clone().any(|rule| rule.plain_table() == Some(MAIN));
+        let has_main = rules.clone().any(|rule| rule.is_plain(MAIN));
         foreign.or((!has_main).then_some(last)).map(|rule| rule.priority)
     }
 

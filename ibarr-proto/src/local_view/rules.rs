@@ -29,18 +29,9 @@ pub struct Rule {
     pub action: Action,
 }
 
-/// Packets by user, protocol and ports, each a first and a last one.
+/// Packets by user, protocol, source port and destination port: a first and a last one of each.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Traffic {
-    /// Ids of users.
-    pub users: (u32, u32),
-    /// Protocols of IP.
-    pub protocols: (u8, u8),
-    /// Source ports.
-    pub sources: (u16, u16),
-    /// Destination ports.
-    pub destinations: (u16, u16),
-}
+pub struct Traffic(pub [(u32, u32); 4]);
 
 /// The packets that a policy rule matches, but for [`Traffic`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -120,50 +111,35 @@ impl Rule {
         self.inverted || self.selects != Selects::Vrf
     }
 
-    /// The table that it looks up for each packet, and does nothing else.
-    pub(super) fn plain_table(&self) -> Option<u32> {
-        let is_plain = self.selects == Selects::All && self.only == Traffic::ALL && !self.inverted;
-        match self.action {
-            Action::Lookup { table, suppresses: false } if is_plain => Some(table),
-            _ => None,
-        }
+    /// Whether it looks up this table for each packet.
+    pub(super) fn is_plain(&self, table: u32) -> bool {
+        let action = Action::Lookup { table, suppresses: false };
+        let (only, selects, inverted) = (Traffic::ALL, Selects::All, false);
+        *self == Self { only, selects, inverted, action, ..*self }
     }
 }
 
 impl Traffic {
     /// All packets.
-    pub const ALL: Self = Self {
-        users: (0, u32::MAX),
-        protocols: (0, u8::MAX),
-        sources: (0, u16::MAX),
-        destinations: (0, u16::MAX),
-    };
+    pub const ALL: Self = Self([(0, u32::MAX); 4]);
     /// The look-ups for the kernel's connections.
-    const CONNECTIONS: Self =
-        Self { users: (0, 0), protocols: (0, 0), sources: (0, 0), destinations: (0, 0) };
-    /// The ports that sockets get (`net.ipv4.ip_local_port_range`). One that a rule has for itself is
-    /// met by few queries.
-    const OF_SOCKETS: (u16, u16) = (32_768, 60_999);
-    const UDP: u8 = 17;
+    const CONNECTIONS: Self = Self([(0, 0); 4]);
+    /// The ports that sockets get (`net.ipv4.ip_local_port_range`). A rule for one of them meets few
+    /// datagrams.
+    const OF_SOCKETS: (u32, u32) = (32_768, 60_999);
+    const UDP: u32 = 17;
 
     fn of(datagrams: Datagrams, user: u32, port: NonZeroU16) -> Self {
-        let port = (port.get(), port.get());
-        let (sources, destinations) = match datagrams {
-            Datagrams::Queries => (Self::OF_SOCKETS, port),
-            Datagrams::Replies => (port, Self::OF_SOCKETS),
+        let port = (port.get().into(), port.get().into());
+        let [source, destination] = match datagrams {
+            Datagrams::Queries => [Self::OF_SOCKETS, port],
+            Datagrams::Replies => [port, Self::OF_SOCKETS],
         };
-        let protocols = (Self::UDP, Self::UDP);
-        Self { users: (user, user), protocols, sources, destinations }
+        Self([(user, user), (Self::UDP, Self::UDP), source, destination])
     }
 
     fn contains(&self, other: &Self) -> bool {
-        fn within<T: Copy + Ord>(outer: (T, T), inner: (T, T)) -> bool {
-            outer.0 <= inner.0 && inner.1 <= outer.1
-        }
-        within(self.users, other.users)
-            && within(self.protocols, other.protocols)
-            && within(self.sources, other.sources)
-            && within(self.destinations, other.destinations)
+        self.0.iter().zip(&other.0).all(|(outer, inner)| outer.0 <= inner.0 && inner.1 <= outer.1)
     }
 }
 
@@ -177,43 +153,27 @@ pub(super) fn diverted(rules: &[Rule], user: u32, port: NonZeroU16) -> Vec<Diver
         let differs = |rule: &Rule| rule.matches(&traffic) != rule.matches(&Traffic::CONNECTIONS);
         let first = rules.iter().find(|rule| differs(rule))?;
         let (ours, theirs) = (steps(rules, &traffic), steps(rules, &Traffic::CONNECTIONS));
-        let same = ours.iter().zip(&theirs).take_while(|(ours, theirs)| ours.is_like(theirs));
-        let at = same.count();
+        let is_same = |(ours, theirs): &(&(bool, &Rule), &(bool, &Rule))| {
+            let is_known = ours.0 || ptr::eq(ours.1, theirs.1);
+            is_known && ours.0 == theirs.0 && ours.1.action == theirs.1.action
+        };
+        let at = ours.iter().zip(&theirs).take_while(is_same).count();
         let (ours, theirs) = (ours.get(at), theirs.get(at));
         // If a jump makes the difference, the steps are of other rules.
-        let different = [ours, theirs].into_iter().flatten();
-        let mut different = different.map(|step| step.rule).peekable();
+        let mut different = [ours, theirs].into_iter().flatten().map(|step| step.1).peekable();
         different.peek()?;
         let rule = different.find(|rule| differs(rule)).unwrap_or(first);
-        let instead = theirs.map(|step| step.rule.priority).filter(|next| *next > rule.priority);
+        let instead = theirs.map(|step| step.1.priority).filter(|next| *next > rule.priority);
         Some(Diverted { datagrams, port, family: rule.family, rule: rule.priority, instead })
     };
     let all = [Datagrams::Queries, Datagrams::Replies].into_iter();
     all.filter(|_| rules.len() < MAX_RULES).filter_map(diversion).collect()
 }
 
-/// A rule that may decide about packets.
-struct Step<'a> {
-    rule: &'a Rule,
-    /// It matches all of them.
-    is_certain: bool,
-}
-
-impl Step<'_> {
-    fn is_like(&self, other: &Self) -> bool {
-        let is_same = ptr::eq(self.rule, other.rule) || self.is_certain;
-        is_same && self.is_certain == other.is_certain && self.rule.action == other.rule.action
-    }
-
-    fn looks_up(&self, of: u32) -> bool {
-        matches!(self.rule.action, Action::Lookup { table, .. } if table == of)
-    }
-}
-
-/// The rules that may decide about packets, in their order. One look-up of several that can only have
-/// the same result is left.
-fn steps<'a>(rules: &'a [Rule], traffic: &Traffic) -> Vec<Step<'a>> {
-    let mut steps: Vec<Step<'a>> = Vec::new();
+/// The rules that may decide about packets, in their order, and whether each matches all of them. One
+/// look-up of several that can only have the same result is left.
+fn steps<'a>(rules: &'a [Rule], traffic: &Traffic) -> Vec<(bool, &'a Rule)> {
+    let mut steps: Vec<(bool, &Rule)> = Vec::new();
     let mut rest = rules;
     while let [rule, after @ ..] = rest {
         rest = after;
@@ -230,19 +190,20 @@ fn steps<'a>(rules: &'a [Rule], traffic: &Traffic) -> Vec<Step<'a>> {
             }
             Action::Refuse if is_certain => rest = &[],
             Action::Lookup { table, suppresses } => {
-                let is_whole = |step: &Step<'_>| {
-                    step.is_certain
-                        && step.rule.action == Action::Lookup { table, suppresses: false }
-                };
-                if steps.iter().any(is_whole) {
+                let whole = Action::Lookup { table, suppresses: false };
+                if steps.iter().any(|step| step.0 && step.1.action == whole) {
                     continue;
                 }
-                let decides_all = is_certain && !suppresses;
-                while steps.pop_if(|step| decides_all && step.looks_up(table)).is_some() {}
+                let is_same = |step: &mut (bool, &Rule)| {
+                    let of_table =
+                        matches!(step.1.action, Action::Lookup { table: of, .. } if of == table);
+                    of_table && is_certain && !suppresses
+                };
+                while steps.pop_if(is_same).is_some() {}
             }
             Action::Goto(_) | Action::Refuse => {}
         }
-        steps.push(Step { rule, is_certain });
+        steps.push((is_certain, rule));
     }
     steps
 }

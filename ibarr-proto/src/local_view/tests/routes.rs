@@ -259,7 +259,7 @@ fn policy_rules_that_may_match_replies_leave_them_to_the_daemon() {
     for foreign in [
         Rule { action: Action::Goto(200), ..main },
         Rule { action: suppresses, ..main },
-        Rule { only: Traffic { protocols: (17, 17), ..Traffic::ALL }, ..main },
+        Rule { only: Traffic([(0, 0); 4]), ..main },
         Rule { inverted: true, ..rule(V4, 100, Selects::NotOurs, 7) },
     ] {
         assert_eq!(ways_back(&[foreign]), "eth1 rule-100/all", "{foreign:?}");

@@ -3,7 +3,6 @@
 //! Policy rules that divert datagrams.
 
 use std::num::NonZeroU16;
-use std::str::FromStr;
 
 use crate::ip2gid::Family;
 use crate::local_view::rules::{Action, Datagrams, Diverted, Rule, Selects, Traffic, diverted};
@@ -13,7 +12,7 @@ const PORT: NonZeroU16 = NonZeroU16::new(4791).unwrap();
 
 /// A rule like `100 not from proto 17 dport 4791 lookup 7 suppress`; the address after `from` is left out.
 fn rule(text: &str) -> Rule {
-    fn span<T: Copy + FromStr<Err: std::fmt::Debug>>(text: &str) -> (T, T) {
+    fn span(text: &str) -> (u32, u32) {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
         (first.parse().unwrap(), last.parse().unwrap())
     }
@@ -28,10 +27,10 @@ fn rule(text: &str) -> Rule {
             "not" => rule.inverted = true,
             "from" => rule.selects = Selects::Some,
             "fwmark" => rule.selects = Selects::NotOurs,
-            "uids" => rule.only.users = span(value()),
-            "proto" => rule.only.protocols = span(value()),
-            "sport" => rule.only.sources = span(value()),
-            "dport" => rule.only.destinations = span(value()),
+            "uids" => rule.only.0[0] = span(value()),
+            "proto" => rule.only.0[1] = span(value()),
+            "sport" => rule.only.0[2] = span(value()),
+            "dport" => rule.only.0[3] = span(value()),
             "lookup" => {
                 let table = value().parse().unwrap();
                 rule.action = Action::Lookup { table, suppresses: false };

@@ -12,7 +12,7 @@ use std::path::Path;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::PORT;
 
-use super::targets::Destination;
+use super::targets::{Destination, Found};
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
@@ -94,14 +94,17 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
 
 /// Examines the name of a destination and the route to it. Returns what applications connect to, if it has an address.
 fn address(report: &mut Report, dirs: &Dirs, of: &Destination) -> Option<Target> {
-    let (target, name) = match peer::address(of) {
+    let Found { target, others } = match of.resolve(None) {
         Ok(found) => found,
-        Err(check) => {
-            report.add(check);
+        Err(message) => {
+            let remedy = format!("look at /etc/hosts and DNS (getent ahosts {})", of.text);
+            report.add(Check::fail("name", format!("{}: {message}", of.text), remedy));
             return None;
         }
     };
-    report.add_all(name.into_iter().collect());
+    if !report.is_json {
+        print::others(&of.text, target.ip, &others);
+    }
     let addresses = rtnetlink::addresses().unwrap_or_default();
     let (check, bound) = peer::route(target, &dirs.sys, &addresses, rtnetlink::route);
     report.add(check);

@@ -13,7 +13,7 @@ use ibarr_proto::ip2gid::{Family, Question, is_link_local};
 use nix::net::if_::if_indextoname;
 
 use super::machine::INFINIBAND;
-use crate::cli::targets::{self, Destination, Found};
+use crate::cli::targets::{self, Destination};
 use crate::control::doctor_messages::Check;
 use crate::control::messages::{Answer, AnswerStatus, Mismatch, PathAnswer, PathStatus, Target};
 use crate::regular_file::text;
@@ -48,19 +48,6 @@ impl FromStr for Peer {
     }
 }
 
-/// The address of a destination, and a check if it has a name.
-pub(super) fn address(of: &Destination) -> Result<(Target, Option<Check>), Check> {
-    const CHECK: &str = "name";
-    let text = &of.text;
-    let Found { target, others } = of.resolve(None).map_err(|message| {
-        let remedy = format!("look at /etc/hosts and DNS (getent ahosts {text})");
-        Check::fail(CHECK, format!("{text}: {message}"), remedy)
-    })?;
-    let others: Vec<_> = others.iter().map(|other| format!(", also {other}")).collect();
-    let check = Check::ok(CHECK, format!("{text} is {}{}", target.ip, others.concat()));
-    Ok((target, of.is_name().then_some(check)))
-}
-
 /// Whether the kernel asks the daemon for the address when an application connects: it does for a gateway on an
 /// IPoIB interface (`fetch_ha` in drivers/infiniband/core/addr.c). If only an application that is bound to an interface
 /// has such a route, returns that interface, too. `addresses` are those of this machine.
@@ -81,7 +68,8 @@ pub(super) fn route(
         text(&file).as_deref() == Some(INFINIBAND)
     };
     let plain = Candidate::from(question);
-    let why = match look_up(plain) {
+    let route = look_up(plain);
+    let found = match route {
         Err(NoRoute::Local) => {
             return (Check::ok(CHECK, format!("{ip} is an address of this machine")), None);
         }
@@ -89,11 +77,8 @@ pub(super) fn route(
             let way = way(ip, route);
             return (Check::ok(CHECK, format!("{ip} by {} {way}", name(route.ifindex))), None);
         }
-        Ok(route) => Ok(name(route.ifindex)),
-        Err(why) => Err(why),
-    };
-    let found = match &why {
-        Ok(name) => {
+        Ok(Route { ifindex, .. }) => {
+            let name = name(ifindex);
             format!("{ip} is reached by {name}, which is not IPoIB: RDMA does not go there")
         }
         Err(why) => format!("{ip}: {why}"),
@@ -120,17 +105,10 @@ pub(super) fn route(
         return (Check::warn(CHECK, found, remedy), Some(route.ifindex));
     }
     let dev = scope.map_or("ib0".to_owned(), name);
-    let check = match why {
-        Ok(_) => {
-            let remedy = format!(
-                "add a route by an IPoIB interface: ip route add {ip} via ROUTER dev {dev}"
-            );
-            Check::warn(CHECK, found, remedy)
-        }
-        Err(NoRoute::Unreachable) => {
-            let remedy = format!("add a route: ip route add {ip} via ROUTER dev {dev}");
-            Check::fail(CHECK, found, remedy)
-        }
+    let add = format!("ip route add {ip} via ROUTER dev {dev}");
+    let check = match route {
+        Ok(_) => Check::warn(CHECK, found, format!("add a route by an IPoIB interface: {add}")),
+        Err(NoRoute::Unreachable) => Check::fail(CHECK, found, format!("add a route: {add}")),
         Err(_) => Check::fail(
             CHECK,
             found,
@@ -243,16 +221,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn name_is_shown_with_its_address_or_why_it_has_none() {
-        let (target, check) = address(&targets::destination("localhost").unwrap()).unwrap();
-        assert!(target.ip.is_loopback());
-        assert!(check.unwrap().found.starts_with(&format!("localhost is {}", target.ip)));
-        assert_eq!(address(&targets::destination("10.0.0.1").unwrap()).unwrap().1, None);
-        let check = address(&targets::destination(&"n".repeat(70)).unwrap()).unwrap_err();
-        assert_eq!(check.state, CheckState::Fail);
-    }
-
     /// What is said of the route to 10.0.0.1 if interface 1 has a type and the kernel says this.
     fn of_route(
         link_type: &str,
@@ -267,17 +235,17 @@ mod tests {
         route(IpAddr::from([10, 0, 0, 1]).into(), dir.path(), &addresses, kernel)
     }
 
-    fn by(next_hop: &str) -> Result<Route, NoRoute> {
-        Ok(Route { ifindex: IfIndex::MIN, next_hop: next_hop.parse().unwrap() })
+    fn by(next_hop: &str) -> Route {
+        Route { ifindex: IfIndex::MIN, next_hop: next_hop.parse().unwrap() }
     }
 
     #[test]
     fn route_says_whether_the_kernel_asks_the_daemon() {
-        let found = |next_hop| of_route("32\n", |_| by(next_hop)).0.found;
+        let found = |next_hop| of_route("32\n", |_| Ok(by(next_hop))).0.found;
         assert!(found("10.0.0.1").contains("the kernel asks the peer by ARP"));
         assert!(found("10.0.1.1").contains("the kernel asks the daemon"));
         assert_eq!(of_route("32\n", |_| Err(NoRoute::Local)).0.state, CheckState::Ok);
-        let elsewhere = of_route("772\n", |_| by("10.0.0.1")).0;
+        let elsewhere = of_route("772\n", |_| Ok(by("10.0.0.1"))).0;
         assert_eq!(elsewhere.state, CheckState::Warn);
         assert!(elsewhere.remedy.unwrap().starts_with("add a route by an IPoIB interface"));
     }
@@ -299,7 +267,7 @@ mod tests {
             ] {
                 let (check, bound) = of_route("32\n", |asked| match asked {
                     Candidate { egress: None, .. } => plain,
-                    Candidate { source: of, .. } if of == source => by("10.0.9.254"),
+                    Candidate { source: of, .. } if of == source => Ok(by("10.0.9.254")),
                     _ => Err(NoRoute::Unreachable),
                 });
                 assert_eq!((check.state, bound), (CheckState::Warn, Some(IfIndex::MIN)));

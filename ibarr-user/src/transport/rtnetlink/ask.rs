@@ -21,7 +21,10 @@ use super::neigh::{self, Neigh};
 use super::routes::{self, NoRoute};
 
 /// The neighbours that the kernel knows now.
-pub(crate) fn neighbours() -> io::Result<Vec<Entry>> {
+///
+/// # Errors
+/// If the kernel refuses, or an answer is malformed.
+pub fn neighbours() -> io::Result<Vec<Entry>> {
     ask(&neigh::dump_neighbours(0), |frame| match Neigh::parse(frame)? {
         Some(Neigh::Is(entry)) => Ok(Some(entry)),
         _ => Ok(None),

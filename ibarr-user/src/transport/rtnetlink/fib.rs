@@ -175,12 +175,13 @@ fn several(message: &Message, mut hops: &[u8]) -> Result<Way, Malformed> {
 
 fn rule(payload: &[u8]) -> Result<Option<Rule>, Malformed> {
     let Some(message) = Message::parse(payload)? else { return Ok(None) };
-    let is_set = |kind| message.attribute(kind).is_some_and(|value| value != [0xff; 4]);
+    let mut suppressors = [FRA_SUPPRESS_IFGROUP, FRA_SUPPRESS_PREFIXLEN].into_iter();
     let action = match message.kind {
         FR_ACT_TO_TBL => Action::Lookup {
             table: message.table(FRA_TABLE)?,
             // -1 means that no result of the table is suppressed.
-            suppresses: is_set(FRA_SUPPRESS_IFGROUP) || is_set(FRA_SUPPRESS_PREFIXLEN),
+            suppresses: suppressors
+                .any(|kind| message.attribute(kind).is_some_and(|it| it != [0xff; 4])),
         },
         FR_ACT_GOTO => Action::Goto(message.number(FRA_GOTO)?.unwrap_or_default()),
         FR_ACT_NOP => Action::Nothing,
@@ -197,28 +198,23 @@ fn rule(payload: &[u8]) -> Result<Option<Rule>, Malformed> {
 }
 
 fn only(message: &Message) -> Result<Traffic, Malformed> {
-    let wrong = |_| Malformed::AttributeLength;
-    let ports = |kind| match message.attribute(kind).map(<[u8; 4]>::try_from) {
-        Some(range) => {
-            let [f0, f1, l0, l1] = range.map_err(wrong)?;
-            Ok((u16::from_ne_bytes([f0, f1]), u16::from_ne_bytes([l0, l1])))
-        }
-        None => Ok(Traffic::ALL.sources),
-    };
-    let users = match message.attribute(FRA_UID_RANGE) {
-        Some(range) => {
-            let (first, last) = range.split_at_checked(4).ok_or(Malformed::AttributeLength)?;
-            (message::number(first)?, message::number(last)?)
-        }
-        None => Traffic::ALL.users,
-    };
-    let protocols = match message.attribute(FRA_IP_PROTO) {
-        Some(&[protocol]) => (protocol, protocol),
-        Some(_) => return Err(Malformed::AttributeLength),
-        None => Traffic::ALL.protocols,
-    };
-    let (sources, destinations) = (ports(FRA_SPORT_RANGE)?, ports(FRA_DPORT_RANGE)?);
-    Ok(Traffic { users, protocols, sources, destinations })
+    let mut only = Traffic::ALL;
+    let kinds = [FRA_UID_RANGE, FRA_IP_PROTO, FRA_SPORT_RANGE, FRA_DPORT_RANGE];
+    for (kind, span) in kinds.into_iter().zip(&mut only.0) {
+        // `struct fib_rule_uid_range`, a protocol, or `struct fib_rule_port_range`.
+        *span = match message.attribute(kind) {
+            None => continue,
+            Some(&[protocol]) => (protocol.into(), protocol.into()),
+            Some(&[f0, f1, l0, l1]) => {
+                (u16::from_ne_bytes([f0, f1]).into(), u16::from_ne_bytes([l0, l1]).into())
+            }
+            Some(uids) => {
+                let (first, last) = uids.split_at_checked(4).ok_or(Malformed::AttributeLength)?;
+                (message::number(first)?, message::number(last)?)
+            }
+        };
+    }
+    Ok(only)
 }
 
 /// What it selects by, except for what [`only`] reads.
@@ -232,21 +228,11 @@ fn selects(message: &Message) -> Result<Selects, Malformed> {
         return Ok(Selects::NotOurs);
     }
     let is_for_all = |kind: u16, payload: &[u8]| match kind {
-        FRA_IIFNAME
-        | FRA_GOTO
+        FRA_IIFNAME..=FRA_GOTO
         | FRA_PRIORITY
-        | FRA_FWMARK
-        | FRA_FLOW
-        | FRA_SUPPRESS_IFGROUP
-        | FRA_SUPPRESS_PREFIXLEN
-        | FRA_TABLE
-        | FRA_FWMASK
-        | FRA_L3MDEV
-        | FRA_UID_RANGE
-        | FRA_PROTOCOL
-        | FRA_IP_PROTO
-        | FRA_SPORT_RANGE
-        | FRA_DPORT_RANGE => true,
+        | FRA_FWMARK..=FRA_FLOW
+        | FRA_SUPPRESS_IFGROUP..=FRA_FWMASK
+        | FRA_L3MDEV..=FRA_DPORT_RANGE => true,
         FRA_SPORT_MASK | FRA_DPORT_MASK => payload == [0xff; 2],
         _ => false,
     };
@@ -304,7 +290,6 @@ const FRA_TABLE: u16 = 15;
 const FRA_FWMASK: u16 = 16;
 const FRA_L3MDEV: u16 = 19;
 const FRA_UID_RANGE: u16 = 20;
-const FRA_PROTOCOL: u16 = 21;
 const FRA_IP_PROTO: u16 = 22;
 const FRA_SPORT_RANGE: u16 = 23;
 const FRA_DPORT_RANGE: u16 = 24;

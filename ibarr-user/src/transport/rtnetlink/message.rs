@@ -16,7 +16,7 @@ use ibarr_proto::local_view::{
 use neli::consts::nl::{NlmF, Nlmsg};
 use neli::consts::rtnl::{Ifa, Iff, Ifla, IflaInfo, RtAddrFamily, RtScope, RtaType, Rtm};
 use neli::nl::{NlPayload, NlmsghdrBuilder};
-use neli::rtnl::{Ifaddrmsg, IfaddrmsgBuilder, Ifinfomsg, IfinfomsgBuilder, RtattrBuilder};
+use neli::rtnl::{Ifaddrmsg, IfaddrmsgBuilder, Ifinfomsg, IfinfomsgBuilder, Rtattr, RtattrBuilder};
 use neli::types::{Buffer, RtBuffer};
 use neli::{FromBytesWithInput, Size, ToBytes};
 
@@ -279,6 +279,19 @@ pub(super) fn number(payload: &[u8]) -> Result<u32, Malformed> {
     payload.try_into().map(u32::from_ne_bytes).map_err(|_| Malformed::AttributeLength)
 }
 
+/// The family and the octets of an address, as in requests.
+pub(super) fn octets(address: IpAddr) -> (RtAddrFamily, Vec<u8>) {
+    match address {
+        IpAddr::V4(v4) => (RtAddrFamily::Inet, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (RtAddrFamily::Inet6, v6.octets().to_vec()),
+    }
+}
+
+/// An attribute of a request.
+pub(super) fn rtattr<T: RtaType>(kind: T, payload: &[u8]) -> Rtattr<T, Buffer> {
+    RtattrBuilder::default().rta_type(kind).rta_payload(payload).build().expect(ALL_SET)
+}
+
 /// Request for all links.
 pub(super) fn dump_links(seq: u32) -> Vec<u8> {
     // Half of a link's message is statistics.
@@ -295,10 +308,9 @@ pub(super) fn get_link(name: &str) -> Vec<u8> {
 }
 
 fn links(flags: NlmF, seq: u32, attribute: Ifla, payload: &[u8]) -> Vec<u8> {
-    let attribute = RtattrBuilder::default().rta_type(attribute).rta_payload(payload).build();
     let message = IfinfomsgBuilder::default()
         .ifi_family(RtAddrFamily::Unspecified)
-        .rtattrs(RtBuffer::from_iter([attribute.expect(ALL_SET)]))
+        .rtattrs(RtBuffer::from_iter([rtattr(attribute, payload)]))
         .build()
         .expect(ALL_SET);
     request(Rtm::Getlink, flags, seq, message)

@@ -10,10 +10,10 @@ use ibarr_proto::local_view::HwAddr;
 use ibarr_proto::local_view::neighbours::{Entry, State};
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Nda, Nud, RtAddrFamily, Rtm, Rtn};
-use neli::rtnl::{NdmsgBuilder, RtattrBuilder};
+use neli::rtnl::NdmsgBuilder;
 use neli::types::{Buffer, RtBuffer};
 
-use super::message::{self, ALL_SET, Frame, Malformed, attribute, nested};
+use super::message::{self, ALL_SET, Frame, Malformed, attribute, nested, rtattr};
 use super::nudge::{ADDRESS_V4, ADDRESS_V6};
 
 /// A change of a neighbour.
@@ -92,17 +92,13 @@ pub(super) fn dump_neighbours(seq: u32) -> Vec<u8> {
 
 /// Request for one neighbour. The kernel refuses a state in it (`neigh_valid_get_req`).
 pub(super) fn get_neighbour(seq: u32, Route { ifindex, next_hop }: Route) -> Vec<u8> {
-    let (family, octets) = match next_hop {
-        IpAddr::V4(v4) => (RtAddrFamily::Inet, v4.octets().to_vec()),
-        IpAddr::V6(v6) => (RtAddrFamily::Inet6, v6.octets().to_vec()),
-    };
-    let destination = RtattrBuilder::default().rta_type(Nda::Dst).rta_payload(octets);
+    let (family, octets) = message::octets(next_hop);
     let message = NdmsgBuilder::default()
         .ndm_family(family)
         .ndm_index(ifindex.get().cast_signed())
         .ndm_state(Nud::empty())
         .ndm_type(Rtn::Unspec)
-        .rtattrs([destination.build().expect(ALL_SET)].into_iter().collect())
+        .rtattrs([rtattr(Nda::Dst, &octets)].into_iter().collect())
         .build()
         .expect(ALL_SET);
     message::request(Rtm::Getneigh, NlmF::empty(), seq, message)

@@ -9,8 +9,8 @@ use std::thread;
 use ibarr_common::IfIndex;
 use ibarr_proto::local_view::HwAddr;
 use neli::consts::nl::{NlmF, Nlmsg};
-use neli::consts::rtnl::{Nda, Nud, RtAddrFamily, Rtm, Rtn};
-use neli::rtnl::{NdmsgBuilder, RtattrBuilder};
+use neli::consts::rtnl::{Nda, Nud, Rtm, Rtn};
+use neli::rtnl::NdmsgBuilder;
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvfrom, sendto,
@@ -20,7 +20,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-use super::message::{self, ALL_SET};
+use super::message::{self, ALL_SET, rtattr};
 use crate::sys::local_service::Quiet;
 
 /// Creates a permanent neighbour entry and deletes it at once, so that the kernel's RDMA core looks
@@ -206,20 +206,14 @@ impl Neighbours {
     }
 
     fn request(&mut self, entry: &Entry, kind: Rtm) -> (Vec<u8>, u32) {
-        let (family, address) = match entry.address {
-            IpAddr::V4(v4) => (RtAddrFamily::Inet, v4.octets().to_vec()),
-            IpAddr::V6(v6) => (RtAddrFamily::Inet6, v6.octets().to_vec()),
-        };
-        let attribute = |kind, payload: &[u8]| {
-            RtattrBuilder::default().rta_type(kind).rta_payload(payload).build().expect(ALL_SET)
-        };
-        let hwaddr = entry.hwaddr.map(|hwaddr| attribute(Nda::Lladdr, hwaddr.as_bytes()));
+        let (family, address) = message::octets(entry.address);
+        let hwaddr = entry.hwaddr.map(|hwaddr| rtattr(Nda::Lladdr, hwaddr.as_bytes()));
         let message = NdmsgBuilder::default()
             .ndm_family(family)
             .ndm_index(entry.ifindex.get().cast_signed())
             .ndm_state(Nud::PERMANENT)
             .ndm_type(Rtn::Unspec)
-            .rtattrs([attribute(Nda::Dst, &address)].into_iter().chain(hwaddr).collect())
+            .rtattrs([rtattr(Nda::Dst, &address)].into_iter().chain(hwaddr).collect())
             .build()
             .expect(ALL_SET);
         let flags = match kind {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Cursor};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use ibarr_common::IfIndex;
@@ -12,12 +11,12 @@ use ibarr_proto::local_view::neighbours::Entry;
 use neli::FromBytesWithInput;
 use neli::consts::nl::{NlmF, Nlmsg};
 use neli::consts::rtnl::{RtAddrFamily, RtScope, RtTable, Rta, Rtm, RtmF, Rtn, Rtprot};
-use neli::rtnl::{RtattrBuilder, Rtmsg, RtmsgBuilder};
+use neli::rtnl::{Rtmsg, RtmsgBuilder};
 use nix::errno::Errno;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::message::{self, ALL_SET, Frame, Malformed, attribute};
+use super::message::{self, ALL_SET, Frame, Malformed, attribute, rtattr};
 use super::neigh::{Neigh, get_neighbour};
 use super::socket::{Received, Socket};
 use crate::transport::{Counter, Counters, ROUTE_ANSWERS, ROUTE_QUESTIONS};
@@ -303,27 +302,21 @@ impl Asked {
 }
 
 pub(super) fn request(seq: u32, Candidate { question, egress, source }: Candidate) -> Vec<u8> {
-    let octets = |address| match address {
-        IpAddr::V4(v4) => v4.octets().to_vec(),
-        IpAddr::V6(v6) => v6.octets().to_vec(),
-    };
     // With this flag the kernel names the table, and none if it only assumes that the address is on
     // the link of the interface. IPv6 assumes nothing, and refuses the flag.
-    let (family, bits, flags) = match question.family() {
-        Family::V4 => (RtAddrFamily::Inet, 32, RtmF::LOOKUPTABLE),
-        Family::V6 => (RtAddrFamily::Inet6, 128, RtmF::empty()),
+    let (bits, flags) = match question.family() {
+        Family::V4 => (32, RtmF::LOOKUPTABLE),
+        Family::V6 => (128, RtmF::empty()),
     };
-    let attribute = |kind, payload: &[u8]| {
-        RtattrBuilder::default().rta_type(kind).rta_payload(payload).build().expect(ALL_SET)
-    };
+    let (family, target) = message::octets(question.target());
     let attributes = [
-        Some(attribute(Rta::Dst, &octets(question.target()))),
-        source.map(|source| attribute(Rta::Src, &octets(source))),
-        egress.map(|egress| attribute(Rta::Oif, &egress.get().to_ne_bytes())),
-        Some(attribute(Rta::Uid, &0u32.to_ne_bytes())),
+        Some(rtattr(Rta::Dst, &target)),
+        source.map(|source| rtattr(Rta::Src, &message::octets(source).1)),
+        egress.map(|egress| rtattr(Rta::Oif, &egress.get().to_ne_bytes())),
+        Some(rtattr(Rta::Uid, &0u32.to_ne_bytes())),
         // IPv4 takes UDP if none is named (`inet_rtm_getroute`), and accepts no other than TCP, UDP
         // and ICMP. Connections have none, and rules select ICMP the least.
-        question.target().is_ipv4().then(|| attribute(Rta::from(RTA_IP_PROTO), &[ICMP])),
+        question.target().is_ipv4().then(|| rtattr(Rta::from(RTA_IP_PROTO), &[ICMP])),
     ];
     let message = RtmsgBuilder::default()
         .rtm_family(family)

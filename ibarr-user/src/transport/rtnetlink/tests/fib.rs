@@ -30,11 +30,9 @@ fn tell_fib(datagrams: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Vec
                 },
                 Fib::Rule(Rule { family, priority, only, selects, inverted, action }) => {
                     let not = if inverted { " not" } else { "" };
-                    let Traffic { users, protocols, sources, destinations } = only;
-                    let only = match only {
-                        Traffic::ALL => String::new(),
-                        _ => format!(" {users:?} {protocols:?} {sources:?} {destinations:?}"),
-                    };
+                    let spans: Vec<_> =
+                        only.0.into_iter().filter(|span| *span != (0, u32::MAX)).collect();
+                    let only = if spans.is_empty() { String::new() } else { format!(" {spans:?}") };
                     let action = match action {
                         Action::Lookup { table, suppresses: false } => table.to_string(),
                         action => format!("{action:?}"),
@@ -63,12 +61,12 @@ fn recorded_rules_and_routes_are_read() {
         "IPv4 rule 104 All 300",
         "IPv4 rule 105 not NotOurs 300",
         "IPv4 rule 106 All Lookup { table: 254, suppresses: true }",
-        "IPv4 rule 107 All (1, 2) (0, 255) (0, 65535) (0, 65535) 300",
+        "IPv4 rule 107 All [(1, 2)] 300",
         // A blackhole, and a jump.
         "IPv4 rule 108 All Refuse",
         "IPv4 rule 109 All Goto(32766)",
         "IPv4 rule 110 Some 300",
-        "IPv4 rule 111 All (0, 4294967295) (17, 17) (4791, 4791) (0, 65535) 300",
+        "IPv4 rule 111 All [(17, 17), (4791, 4791)] 300",
         // For packets that this machine sends.
         "IPv4 rule 112 All 300",
         "IPv4 rule 113 All 300",
