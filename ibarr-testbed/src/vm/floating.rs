@@ -2,17 +2,26 @@
 
 //! `vm run k`: an address moves to another node, while connections to it are made one after another.
 //!
-//! The same move is made three times: with `ibarr`, with an `ibarr` that forgets before each connection (as
-//! the C original, which always asks), and inside an IP subnet, where the kernel resolves alone. The owners of
-//! the address are `b` and `n`, behind the router; inside the subnet they are `r` and `n`.
+//! The same move is made three times: with `ibarr`, with an `ibarr` that always asks, as the C original, and inside
+//! an IP subnet, where the kernel resolves alone. The owners of the address are `b` and `n`, behind the router;
+//! inside the subnet they are `r` and `n`.
+//!
+//! **What is claimed of the failures.** Which GID was given is known, and of the old one none is allowed a
+//! second after the move. But a connection may also fail although its GID is right: the kernel's connection
+//! manager sends a lost message again after seconds, and we wait for two. That happens to all alike, so the
+//! counts of two callers differ by chance, by more than twice the root of their sum in one of forty pairs.
+//! No more than that is allowed. Fifteen failures of fifteen, as of 1.0.0, are far more.
 
 use std::fmt;
 use std::process::ExitCode;
-use std::thread;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::Gid;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::report::Report;
 use crate::rig::{
@@ -42,6 +51,11 @@ const TAKEOVER: Duration = Duration::from_secs(3);
 const FRESH: Duration = Duration::from_secs(1);
 /// An address and its path that take longer are slow.
 const SLOW: Duration = Duration::from_secs(1);
+/// For how long a slow peer is stopped again and again, and for how long it goes on between.
+const STOPPED: Duration = Duration::from_millis(700);
+const GOES_ON: Duration = Duration::from_millis(50);
+/// Peers behind the same router, which programs answer for.
+const FAST: [&str; 3] = ["10.2.0.1", "10.2.0.51", "10.2.0.52"];
 
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
@@ -66,7 +80,9 @@ fn prove(report: &mut Report, scene: &mut Scene, event: Event) {
     }
     let [ours, always, _] = &rounds[..] else { return };
     let claim = format!("{event}: a second later ibarr fails no more than one that always asks");
-    report.claim(&claim, ours.fails_no_more_than(always));
+    report.claim(&claim, no_more(ours.failed_late, always.failed_late));
+    let claim = format!("{event}: no more paths take a second than of one that always asks");
+    report.claim(&claim, no_more(ours.slow, always.slow));
     let claim = format!("{event}: no answer older than a second has a GID that was lost");
     report.claim(&claim, ours.has_no_old_answer());
     if event == Event::Moved {
@@ -82,11 +98,18 @@ enum Event {
     Replaced,
     DaemonKilled,
     MovedWithLoss,
+    MovedToSlow,
 }
 
 impl Event {
-    const ALL: [Self; 5] =
-        [Self::Moved, Self::LinkDown, Self::Replaced, Self::DaemonKilled, Self::MovedWithLoss];
+    const ALL: [Self; 6] = [
+        Self::Moved,
+        Self::LinkDown,
+        Self::Replaced,
+        Self::DaemonKilled,
+        Self::MovedWithLoss,
+        Self::MovedToSlow,
+    ];
 }
 
 impl fmt::Display for Event {
@@ -97,6 +120,7 @@ impl fmt::Display for Event {
             Self::Replaced => "the owner is another HCA with the same address",
             Self::DaemonKilled => "the owner's daemon is killed first",
             Self::MovedWithLoss => "the address is moved, with 5% loss",
+            Self::MovedToSlow => "the address is moved to a slow peer among fast ones",
         })
     }
 }
@@ -111,6 +135,10 @@ enum Who {
 
 impl Who {
     const ALL: [Self; 3] = [Self::Ibarr, Self::AlwaysAsks, Self::KernelAlone];
+
+    fn config(self) -> &'static str {
+        if self == Self::AlwaysAsks { "[client]\nfresh-for = \"0s\"\n" } else { "" }
+    }
 
     fn way(self) -> Way {
         if self == Self::KernelAlone { INSIDE } else { ACROSS }
@@ -170,6 +198,9 @@ impl Scene {
         let rig = Rig::up_without_capture()?;
         ip(N, "route del 10.2.0.0/24")?;
         ip(N, "address add 10.2.0.2/24 dev ib4")?;
+        for address in &FAST[1..] {
+            ip(B, &format!("address add {address}/24 dev ib1"))?;
+        }
         let servers = [B, N, R].map(|place| spawn("rping-server", place, &["rping", "-s", "-P"]));
         let servers = servers.into_iter().collect::<Result<Vec<_>>>()?;
         Ok(Self {
@@ -190,6 +221,7 @@ impl Scene {
     /// Connections before, during and after the event, in turn. Afterwards all is as before.
     fn round(&mut self, event: Event, who: Who) -> Result<Round> {
         let way = who.way();
+        self.here.reconfigure(who.config())?;
         way.gives(0)?;
         eventually(|| connect(way.address))?;
         if event == Event::MovedWithLoss {
@@ -197,11 +229,17 @@ impl Scene {
         }
         let new = way.owners[1].gid()?;
         let mut round = Round::default();
+        let slow = if event == Event::MovedToSlow {
+            self.n.reconfigure("responder = \"user\"\n")?;
+            Some(Halting::begin(&self.n)?)
+        } else {
+            None
+        };
         for _ in 0..3 {
-            self.attempt(who, &mut round, new, None)?;
+            round.attempt(event, who, None)?;
         }
         match event {
-            Event::Moved | Event::MovedWithLoss => way.takes(0)?,
+            Event::Moved | Event::MovedWithLoss | Event::MovedToSlow => way.takes(0)?,
             Event::DaemonKilled => {
                 self.b.kill()?;
                 way.takes(0)?;
@@ -211,7 +249,7 @@ impl Scene {
                 ip(place, &format!("link set {name} down"))?;
                 let down = Instant::now();
                 while down.elapsed() < TAKEOVER {
-                    self.attempt(who, &mut round, new, None)?;
+                    round.attempt(event, who, None)?;
                 }
             }
             Event::Replaced => fault(&["cable", way.cables[0], "off"])?,
@@ -219,39 +257,18 @@ impl Scene {
         way.gives(1)?;
         let moved = Instant::now();
         while moved.elapsed() < AFTER {
-            self.attempt(who, &mut round, new, Some(moved))?;
+            round.attempt(event, who, Some((moved, new)))?;
         }
+        slow.map_or(Ok(()), Halting::end)?;
         self.restore(event, &way)?;
         Ok(round)
-    }
-
-    fn attempt(&self, who: Who, round: &mut Round, new: Gid, moved: Option<Instant>) -> Result<()> {
-        let began = Instant::now();
-        let address = who.way().address;
-        let forget = || if who == Who::AlwaysAsks { self.here.flush() } else { Ok(()) };
-        let is_late = moved.is_some_and(|moved| moved.elapsed() >= FRESH);
-        forget()?;
-        let has_failed = connect(address).is_err();
-        round.connections += 1;
-        round.failed += u32::from(has_failed);
-        round.failed_late += u32::from(has_failed && is_late);
-        forget()?;
-        let asked = Instant::now();
-        let path = Caller::new(SLOW)?.path_to(address);
-        round.slow += u32::from(asked.elapsed() > SLOW);
-        if let (Some(moved), Ok(path)) = (moved, path)
-            && path.dgid != new
-        {
-            round.wrong_until = moved.elapsed();
-        }
-        thread::sleep(PACE.saturating_sub(began.elapsed()));
-        Ok(())
     }
 
     fn restore(&mut self, event: Event, way: &Way) -> Result<()> {
         way.takes(1)?;
         match event {
             Event::Moved => {}
+            Event::MovedToSlow => self.n.reconfigure("")?,
             Event::MovedWithLoss => fault(&["link", "N/1"])?,
             Event::LinkDown => {
                 way.takes(0)?;
@@ -272,6 +289,36 @@ impl Scene {
     }
 }
 
+/// A daemon that is stopped again and again, so that it takes up to [`STOPPED`] to answer.
+struct Halting {
+    end: Sender<()>,
+    thread: JoinHandle<nix::Result<()>>,
+}
+
+impl Halting {
+    fn begin(daemon: &Ibarr) -> Result<Self> {
+        let id = Pid::from_raw(i32::try_from(daemon.id())?);
+        let (end, ended) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            loop {
+                kill(id, Signal::SIGSTOP)?;
+                let goes_on = ended.recv_timeout(STOPPED);
+                kill(id, Signal::SIGCONT)?;
+                if goes_on != Err(RecvTimeoutError::Timeout) {
+                    return Ok(());
+                }
+                thread::sleep(GOES_ON);
+            }
+        });
+        Ok(Self { end, thread })
+    }
+
+    fn end(self) -> Result<()> {
+        drop(self.end);
+        self.thread.join().ok().context("the thread panicked")?.context("the daemon is gone")
+    }
+}
+
 /// What became of the connections of a round.
 #[derive(Debug, Default)]
 struct Round {
@@ -280,15 +327,44 @@ struct Round {
     /// Those of them that began a second or more after the move.
     failed_late: u32,
     slow: u32,
+    /// GIDs of the first owner that were given when it had lost the address for a second or more.
+    wrong_late: u32,
     /// When the kernel was last given the GID of the first owner, counted from the move.
     wrong_until: Duration,
 }
 
 impl Round {
-    /// Of some fifteen connections, one may fail by chance.
-    fn fails_no_more_than(&self, other: &Self) -> Result<()> {
-        ensure!(self.failed_late <= other.failed_late + 1, "{self}, and {other}");
+    /// A path and a connection; if the address has moved, when, and to which GID.
+    fn attempt(&mut self, event: Event, who: Who, moved: Option<(Instant, Gid)>) -> Result<()> {
+        let began = Instant::now();
+        let address = who.way().address;
+        let is_late = moved.is_some_and(|(at, _)| at.elapsed() >= FRESH);
+        if event == Event::MovedToSlow && who != Who::KernelAlone {
+            for address in FAST {
+                self.path_to(address)?;
+            }
+        }
+        let gid = self.path_to(address)?;
+        if let (Some((at, new)), Some(gid)) = (moved, gid)
+            && gid != new
+        {
+            self.wrong_until = at.elapsed();
+            self.wrong_late += u32::from(is_late);
+        }
+        let has_failed = connect(address).is_err();
+        self.connections += 1;
+        self.failed += u32::from(has_failed);
+        self.failed_late += u32::from(has_failed && is_late);
+        thread::sleep(PACE.saturating_sub(began.elapsed()));
         Ok(())
+    }
+
+    /// The GID in the path that the kernel is given, if that does not take too long.
+    fn path_to(&mut self, address: &str) -> Result<Option<Gid>> {
+        let asked = Instant::now();
+        let path = Caller::new(SLOW)?.path_to(address);
+        self.slow += u32::from(asked.elapsed() > SLOW);
+        Ok(path.ok().map(|path| path.dgid))
     }
 
     fn fails_once(&self) -> Result<()> {
@@ -296,16 +372,22 @@ impl Round {
         Ok(())
     }
 
-    /// An answer is from within a second of the peer's last word, and the caller uses it a moment later.
     fn has_no_old_answer(&self) -> Result<()> {
-        ensure!(self.wrong_until < 2 * FRESH, "{self}");
+        ensure!(self.wrong_late == 0, "{self}");
         Ok(())
     }
 }
 
+/// See the [module](self).
+fn no_more(ours: u32, others: u32) -> Result<()> {
+    let (more, all) = (ours.saturating_sub(others), ours + others);
+    ensure!(more * more <= 4 * all, "{ours} of ibarr, and {others}");
+    Ok(())
+}
+
 impl fmt::Display for Round {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { connections, failed, failed_late, slow, wrong_until } = self;
+        let Self { connections, failed, failed_late, slow, wrong_until, .. } = self;
         let wrong = wrong_until.as_secs_f64();
         write!(
             f,
