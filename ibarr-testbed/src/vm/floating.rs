@@ -25,7 +25,8 @@ use nix::unistd::Pid;
 
 use crate::report::Report;
 use crate::rig::{
-    self, B, Caller, INTERFACES, Ibarr, Interface, N, Place, Process, R, Rig, eventually, ip, spawn,
+    self, B, Caller, INTERFACES, Ibarr, Interface, N, Place, Process, R, Rig, eventually, ip,
+    is_listening, spawn,
 };
 
 const ACROSS: Way = Way {
@@ -189,7 +190,7 @@ struct Scene {
     here: Ibarr,
     b: Ibarr,
     n: Ibarr,
-    _servers: Vec<Process>,
+    servers: Vec<Process>,
     _rig: Rig,
 }
 
@@ -201,13 +202,11 @@ impl Scene {
         for address in &FAST[1..] {
             ip(B, &format!("address add {address}/24 dev ib1"))?;
         }
-        let servers = [B, N, R].map(|place| spawn("rping-server", place, &["rping", "-s", "-P"]));
-        let servers = servers.into_iter().collect::<Result<Vec<_>>>()?;
         Ok(Self {
             here: Ibarr::start("here", Place::Here, "", 1)?,
             b: Ibarr::start("b", B, "", 1)?,
             n: Ibarr::start("n", N, "", 1)?,
-            _servers: servers,
+            servers: Vec::new(),
             _rig: rig,
         })
     }
@@ -218,9 +217,32 @@ impl Scene {
         self.n.stop()
     }
 
+    /// Starts the servers anew: a connection that is lost while it is made may be the end of rping's.
+    fn serve(&mut self) -> Result<()> {
+        self.servers.clear();
+        for place in [B, N, R] {
+            let server = spawn("rping-server", place, &["rping", "-s", "-P"])?;
+            is_listening(&server)?;
+            self.servers.push(server);
+        }
+        Ok(())
+    }
+
+    fn attempt(
+        &mut self,
+        event: Event,
+        who: Who,
+        round: &mut Round,
+        moved: Option<(Instant, Gid)>,
+    ) -> Result<()> {
+        let has_failed = round.attempt(event, who, moved)?;
+        if has_failed { self.serve() } else { Ok(()) }
+    }
+
     /// Connections before, during and after the event, in turn. Afterwards all is as before.
     fn round(&mut self, event: Event, who: Who) -> Result<Round> {
         let way = who.way();
+        self.serve()?;
         self.here.reconfigure(who.config())?;
         way.gives(0)?;
         eventually(|| connect(way.address))?;
@@ -236,7 +258,7 @@ impl Scene {
             None
         };
         for _ in 0..3 {
-            round.attempt(event, who, None)?;
+            self.attempt(event, who, &mut round, None)?;
         }
         match event {
             Event::Moved | Event::MovedWithLoss | Event::MovedToSlow => way.takes(0)?,
@@ -249,7 +271,7 @@ impl Scene {
                 ip(place, &format!("link set {name} down"))?;
                 let down = Instant::now();
                 while down.elapsed() < TAKEOVER {
-                    round.attempt(event, who, None)?;
+                    self.attempt(event, who, &mut round, None)?;
                 }
             }
             Event::Replaced => fault(&["cable", way.cables[0], "off"])?,
@@ -257,7 +279,7 @@ impl Scene {
         way.gives(1)?;
         let moved = Instant::now();
         while moved.elapsed() < AFTER {
-            round.attempt(event, who, Some((moved, new)))?;
+            self.attempt(event, who, &mut round, Some((moved, new)))?;
         }
         slow.map_or(Ok(()), Halting::end)?;
         self.restore(event, &way)?;
@@ -334,8 +356,9 @@ struct Round {
 }
 
 impl Round {
-    /// A path and a connection; if the address has moved, when, and to which GID.
-    fn attempt(&mut self, event: Event, who: Who, moved: Option<(Instant, Gid)>) -> Result<()> {
+    /// A path and a connection; `moved` says when the address has moved, and to which GID. Whether the
+    /// connection has failed.
+    fn attempt(&mut self, event: Event, who: Who, moved: Option<(Instant, Gid)>) -> Result<bool> {
         let began = Instant::now();
         let address = who.way().address;
         let is_late = moved.is_some_and(|(at, _)| at.elapsed() >= FRESH);
@@ -356,7 +379,7 @@ impl Round {
         self.failed += u32::from(has_failed);
         self.failed_late += u32::from(has_failed && is_late);
         thread::sleep(PACE.saturating_sub(began.elapsed()));
-        Ok(())
+        Ok(has_failed)
     }
 
     /// The GID in the path that the kernel is given, if that does not take too long.
