@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::{Content, compress, files, glibc, write};
+use super::{Content, compress, files, glibc, make_dir, write};
 use crate::process;
 
 /// A package whose files are laid out.
@@ -45,7 +45,7 @@ pub(super) fn begin(content: &Content<'_>, name: &str) -> Result<PathBuf> {
     if root.exists() {
         fs::remove_dir_all(&root)?;
     }
-    fs::create_dir_all(&root)?;
+    make_dir(&root)?;
     Ok(root)
 }
 

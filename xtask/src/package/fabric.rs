@@ -126,6 +126,8 @@ mod tests {
             assert!(has(&format!("{sources}/{file}")), "no {file} in {contents}");
         }
         assert!(has("./usr/share/doc/ibtun-dkms/copyright"), "{contents}");
+        let is_open = |line: &str| line.starts_with("drwxr-xr-x") || line.starts_with("-rw-r--r--");
+        assert!(contents.lines().all(is_open), "{contents}");
         assert!(!contents.contains("upstream") && !contents.contains(".ko"), "{contents}");
         let about = dpkg("--field");
         for field in ["Package: ibtun-dkms", "Architecture: all", "Depends: dkms (>= 2.8)"] {

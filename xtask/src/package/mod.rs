@@ -13,6 +13,7 @@ mod tar;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -349,10 +350,20 @@ fn heading(title: &str, version: &str) -> Option<String> {
 
 fn write(path: &Path, content: &[u8], mode: u32) -> Result<()> {
     let parent = path.parent().context("a file in a directory")?;
-    fs::create_dir_all(parent)
+    make_dir(parent)
         .and_then(|()| fs::write(path, content))
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(mode)))
         .with_context(|| format!("{} cannot be written", path.display()))
+}
+
+/// Makes a directory of a package, which all users may read whatever the umask is.
+fn make_dir(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    path.parent().map_or(Ok(()), make_dir)?;
+    fs::create_dir(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
 }
 
 /// Replaces a file by a compressed one, without name and time inside.
