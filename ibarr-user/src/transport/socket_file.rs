@@ -45,7 +45,7 @@ pub enum Error {
 pub struct SocketFile {
     path: PathBuf,
     /// While it is open, no other file gets its inode number.
-    listener: UnixListener,
+    pub(super) listener: UnixListener,
     file: (u64, u64),
     repair: Repair,
 }
@@ -94,7 +94,8 @@ impl SocketFile {
         listener.map_err(|error| Error::Io(self.path.clone(), error))
     }
 
-    fn is_there(&self) -> bool {
+    /// Whether no other program has removed or replaced the file.
+    pub fn is_there(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok_and(|there| identity(&there) == self.file)
     }
 

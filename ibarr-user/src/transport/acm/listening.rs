@@ -2,21 +2,19 @@
 
 //! The sockets where clients of ACM connect: a Unix socket, and a TCP port of this machine alone.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdTcpListener};
 use std::num::NonZeroU16;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrLike as _, SockaddrStorage, UnixAddr, connect,
-    getsockname, socket,
-};
+use nix::sys::socket::{AddressFamily, SockaddrLike as _, SockaddrStorage, getsockname};
 use tokio::net::{TcpListener, UnixListener};
+
+use crate::transport::socket_file::{Error, SocketFile};
 
 /// Where librdmacm looks, a link beside the socket.
 pub const FOR_LIBRDMACM: &str = "ibacm.sock";
@@ -92,9 +90,7 @@ impl Listener {
 /// replaced the socket.
 #[derive(Debug)]
 pub struct Made {
-    path: PathBuf,
-    /// Device and inode, which no other file gets while the socket is open.
-    file: (u64, u64),
+    file: SocketFile,
     link: Link,
 }
 
@@ -104,21 +100,14 @@ impl Made {
     /// # Errors
     /// If another process serves it, or it cannot be made.
     pub fn bind(path: &Path) -> io::Result<(Self, StdUnixListener)> {
-        match fs::symlink_metadata(path) {
-            Ok(file) if !file.file_type().is_socket() => {
-                return Err(io::Error::new(ErrorKind::AlreadyExists, "a file that is no socket"));
-            }
-            Ok(_) if is_served(path)? => return Err(ErrorKind::AddrInUse.into()),
-            Ok(_) => fs::remove_file(path)?,
-            Err(_) => {}
-        }
-        let listener = StdUnixListener::bind(path)?;
+        let file = SocketFile::bind(path).map_err(|error| match error {
+            Error::Taken(_) => ErrorKind::AddrInUse.into(),
+            Error::Io(_, error) => error,
+            _ => io::Error::new(ErrorKind::AlreadyExists, "a file that is no socket"),
+        })?;
+        let listener = file.listener.try_clone()?;
         let link = Link { at: path.with_file_name(FOR_LIBRDMACM), target: path.to_owned() };
-        let file = identity(path)?;
-        let this = Self { path: path.to_owned(), file, link };
-        // Any user may ask.
-        fs::set_permissions(path, Permissions::from_mode(0o666))?;
-        Ok((this, listener))
+        Ok((Self { file, link }, listener))
     }
 
     /// Makes the link, or removes it.
@@ -132,25 +121,10 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // At worst a dead socket stays, which the next start replaces.
-        if identity(&self.path).is_ok_and(|there| there == self.file) {
+        if self.file.is_there() {
             drop(self.show_to_librdmacm(false));
-            drop(fs::remove_file(&self.path));
         }
     }
-}
-
-/// Whether a process has the socket: all but a dead one's is left alone. A queue that is full is a process's, too,
-/// and connect(2) would wait for it.
-fn is_served(path: &Path) -> io::Result<bool> {
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    Ok(connect(socket.as_raw_fd(), &UnixAddr::new(path)?) != Err(Errno::ECONNREFUSED))
-}
-
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    let file = fs::symlink_metadata(path)?;
-    Ok((file.dev(), file.ino()))
 }
 
 /// A link for librdmacm.
@@ -183,7 +157,7 @@ impl Link {
 mod tests {
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
-    use nix::sys::socket::{Backlog, bind, listen};
+    use nix::sys::socket::{Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 
     use super::*;
     use crate::tests::ShortDir;
