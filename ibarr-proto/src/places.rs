@@ -55,12 +55,17 @@ pub struct Places<K> {
 impl Room {
     /// Whether a user that has `own` of the places that are `taken`, and none can be taken from it, may have a free one.
     pub fn admits(self, user: User, own: usize, taken: usize) -> bool {
+        self.reserve(user, own).is_some_and(|reserve| self.all.saturating_sub(taken) > reserve)
+    }
+
+    /// How many places must stay free for others if a user that has `own` gets one more; `None` if it has its share.
+    pub fn reserve(self, user: User, own: usize) -> Option<usize> {
         let reserve = match (user, own) {
             (User::ROOT, _) => 0,
             (_, 0) => self.of_root(),
             _ => 3 * self.of_root(),
         };
-        own < self.of_user && self.all.saturating_sub(taken) > reserve
+        (own < self.of_user).then_some(reserve)
     }
 
     fn of_root(self) -> usize {

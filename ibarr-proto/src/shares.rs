@@ -8,7 +8,7 @@
 //! available. A request that is not admitted by its deadline is refused, but not sooner than
 //! [`PAUSE`] after its arrival: a caller that asks again at once gains nothing.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -66,8 +66,9 @@ pub const PAUSE: Duration = Duration::from_secs(1);
 pub struct Shares<T> {
     limits: Limits,
     users: BTreeMap<User, Account>,
-    /// Users with a waiting request, in the order of their turns.
-    turns: VecDeque<User>,
+    /// Users with a waiting request and a share that is not used up, by how many places must stay free for others.
+    /// The first one's turn is next.
+    turns: BTreeMap<usize, BTreeSet<(Instant, User)>>,
     waiting: BTreeMap<Ticket, (User, T)>,
     refusals: Timers<Ticket>,
     next_ticket: u64,
@@ -84,7 +85,7 @@ struct Ticket(u64);
 struct Account {
     under_way: usize,
     waiting: BTreeSet<Ticket>,
-    /// When the admitted requests would have been admitted at the configured rate.
+    /// When the admitted requests would have been admitted at the configured rate, or when the user has begun to wait.
     paid_until: Instant,
 }
 
@@ -94,7 +95,7 @@ impl<T> Shares<T> {
         Self {
             limits,
             users: BTreeMap::new(),
-            turns: VecDeque::new(),
+            turns: BTreeMap::new(),
             waiting: BTreeMap::new(),
             refusals: Timers::default(),
             next_ticket: 0,
@@ -118,17 +119,19 @@ impl<T> Shares<T> {
     ) -> Result<(), T> {
         self.counters.count(Counter::Requests);
         self.forget_idle(now);
-        let account = self.users.entry(user).or_default();
-        if !self.limits.waiting.admits(user, account.waiting.len(), self.waiting.len()) {
+        let own = self.users.get(&user).map_or(0, |account| account.waiting.len());
+        if !self.limits.waiting.admits(user, own, self.waiting.len()) {
             self.counters.count(Counter::Refused);
             return Err(request);
         }
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        if account.waiting.is_empty() {
-            self.turns.push_back(user);
-        }
-        account.waiting.insert(ticket);
+        self.change(user, |account| {
+            if account.waiting.is_empty() {
+                account.paid_until = account.paid_until.max(now);
+            }
+            account.waiting.insert(ticket)
+        });
         self.waiting.insert(ticket, (user, request));
         self.refusals.set(ticket, Some(deadline.max(now + PAUSE)));
         Ok(())
@@ -137,50 +140,39 @@ impl<T> Shares<T> {
     /// The next request that is admitted. The caller has to call [`Self::ended`] when it has its
     /// answer.
     pub fn poll_admitted(&mut self, now: Instant) -> Option<(User, T)> {
-        for _ in 0..self.turns.len() {
-            let user = self.turns.pop_front()?;
-            let admitted = self.admit(now, user);
-            let waits = self.users.get(&user).is_some_and(|account| !account.waiting.is_empty());
-            if waits {
-                self.turns.push_back(user);
-            }
-            if admitted.is_some() {
-                return admitted;
-            }
-        }
-        None
+        let (_, user) = self.next().filter(|(at, _)| *at <= now)?;
+        let interval = self.limits.interval();
+        let ticket = self.change(user, |account| {
+            account.paid_until = account.paid_until.max(now) + interval;
+            account.under_way += 1;
+            account.waiting.pop_first()
+        })?;
+        self.under_way += 1;
+        self.refusals.set(ticket, None);
+        self.counters.count(Counter::Admitted);
+        self.waiting.remove(&ticket)
     }
 
     /// The next request whose time has expired. It is refused.
     pub fn poll_refused(&mut self, now: Instant) -> Option<T> {
         let ticket = self.refusals.pop(now)?;
         let (user, request) = self.waiting.remove(&ticket)?;
-        if let Some(account) = self.users.get_mut(&user) {
-            account.waiting.remove(&ticket);
-            if account.waiting.is_empty() {
-                self.turns.retain(|other| *other != user);
-            }
-        }
+        self.change(user, |account| account.waiting.remove(&ticket));
         self.counters.count(Counter::Refused);
         Some(request)
     }
 
     /// An admitted request of `user` has its answer.
     pub fn ended(&mut self, user: User) {
-        if let Some(account) = self.users.get_mut(&user) {
-            account.under_way = account.under_way.saturating_sub(1);
+        if self.users.contains_key(&user) {
             self.under_way = self.under_way.saturating_sub(1);
+            self.change(user, |account| account.under_way = account.under_way.saturating_sub(1));
         }
     }
 
     /// When to poll again, if no request ends before.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let may_go = |user: &User| {
-            let account = self.users.get(user)?;
-            let has_room = self.limits.under_way.admits(*user, account.under_way, self.under_way);
-            has_room.then(|| account.next_at(&self.limits))
-        };
-        let next = self.turns.iter().filter_map(may_go).min();
+        let next = self.next().map(|(at, _)| at);
         [next, self.refusals.next()].into_iter().flatten().min()
     }
 
@@ -194,19 +186,31 @@ impl<T> Shares<T> {
         (self.under_way, self.waiting.len())
     }
 
-    fn admit(&mut self, now: Instant, user: User) -> Option<(User, T)> {
-        let account = self.users.get_mut(&user)?;
-        let has_room = self.limits.under_way.admits(user, account.under_way, self.under_way);
-        if !has_room || account.next_at(&self.limits) > now {
-            return None;
+    /// Of the users that have room, the one that was admitted least lately, and when its next request may go.
+    fn next(&self) -> Option<(Instant, User)> {
+        let free = self.limits.under_way.all.saturating_sub(self.under_way);
+        let first = |(_, users): (_, &BTreeSet<_>)| users.first().copied();
+        let (paid_until, user) = self.turns.range(..free).filter_map(first).min()?;
+        let ahead = self.limits.interval() * self.limits.burst;
+        let ahead = u64::try_from(ahead.as_nanos()).unwrap_or(u64::MAX);
+        Some((Instant::from_nanos(paid_until.as_nanos().saturating_sub(ahead)), user))
+    }
+
+    fn change<R>(&mut self, user: User, change: impl FnOnce(&mut Account) -> R) -> R {
+        let room = self.limits.under_way;
+        let turn = |account: &Account| {
+            let reserve = room.reserve(user, account.under_way)?;
+            (!account.waiting.is_empty()).then_some((reserve, (account.paid_until, user)))
+        };
+        let account = self.users.entry(user).or_default();
+        if let Some((reserve, turn)) = turn(account) {
+            self.turns.entry(reserve).or_default().remove(&turn);
         }
-        let ticket = account.waiting.pop_first()?;
-        account.paid_until = account.paid_until.max(now) + self.limits.interval();
-        account.under_way += 1;
-        self.under_way += 1;
-        self.refusals.set(ticket, None);
-        self.counters.count(Counter::Admitted);
-        self.waiting.remove(&ticket)
+        let changed = change(account);
+        if let Some((reserve, turn)) = turn(account) {
+            self.turns.entry(reserve).or_default().insert(turn);
+        }
+        changed
     }
 
     /// Forgets users without requests, as soon as their rate no longer limits them.
@@ -219,13 +223,6 @@ impl<T> Shares<T> {
 }
 
 impl Account {
-    /// When the next request may be admitted.
-    fn next_at(&self, limits: &Limits) -> Instant {
-        let ahead = limits.interval() * limits.burst;
-        let ahead = u64::try_from(ahead.as_nanos()).unwrap_or(u64::MAX);
-        Instant::from_nanos(self.paid_until.as_nanos().saturating_sub(ahead))
-    }
-
     fn is_idle(&self, now: Instant) -> bool {
         self.under_way == 0 && self.waiting.is_empty() && self.paid_until <= now
     }
@@ -348,7 +345,7 @@ mod tests {
         let admitted = |shares: &mut Shares<u32>| {
             admitted(shares, START).into_iter().map(|(user, _)| user).collect::<Vec<_>>()
         };
-        assert_eq!(admitted(&mut shares), [1, 2, 3, 4, 5, 6, 0, 0]);
+        assert_eq!(admitted(&mut shares), [0, 1, 2, 3, 4, 5, 6, 0]);
         shares.ended(User(4));
         shares.ended(User::ROOT);
         assert_eq!(admitted(&mut shares), [], "users that have one already wait");
@@ -405,8 +402,11 @@ mod tests {
                 prop_assert!(under_way.len() <= LIMITS.under_way.all);
                 prop_assert_eq!(shares.load(), (under_way.len(), offered - done.len()));
                 prop_assert!(shares.poll_timeout().is_none_or(|at| at > now));
-                prop_assert_eq!(shares.turns.len(), shares.users.values()
-                    .filter(|account| !account.waiting.is_empty()).count());
+                let turns: usize = shares.turns.values().map(BTreeSet::len).sum();
+                let has_turn = |account: &&Account| {
+                    !account.waiting.is_empty() && account.under_way < LIMITS.under_way.of_user
+                };
+                prop_assert_eq!(turns, shares.users.values().filter(has_turn).count());
             }
             while let Some(user) = under_way.pop() {
                 shares.ended(user);
