@@ -16,7 +16,6 @@
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
 
 use ibarr_common::ib::SubnetPrefix;
 use ibarr_common::wire::ls::{PathUse, ResolvePath};
@@ -25,9 +24,9 @@ use ibarr_common::{IfIndex, Instant};
 use rand_core::{CryptoRng, SeedableRng};
 
 use crate::counters::Counters;
-use crate::ip2gid::Question;
 use crate::ip2gid::client::{self, Cached, Client, SocketEvent};
 use crate::ip2gid::server::Local;
+use crate::ip2gid::{Question, is_link_local};
 use crate::local_service::{self, LocalService};
 use crate::paths::{self, Paths, PortName, Sought};
 use crate::places::Room;
@@ -579,12 +578,12 @@ fn own(view: &impl Local, question: Question) -> Option<Outcome> {
     // Without an interface, a link-local address may be any node's.
     let ingress = match question.egress() {
         Some(egress) => egress,
-        None if is_scoped(target) => return None,
+        None if is_link_local(target) => return None,
         None => ANY_INTERFACE,
     };
     match view.gid_of(target, ingress) {
         Some(gid) => Some(Outcome::Found { gid, source: Source::Local }),
-        None if !is_scoped(target) && view.is_ours(target) => Some(Outcome::NotFound),
+        None if !is_link_local(target) && view.is_ours(target) => Some(Outcome::NotFound),
         None => None,
     }
 }
@@ -608,7 +607,3 @@ const ANY_INTERFACE: IfIndex = match IfIndex::new(1) {
     Some(loopback) => loopback,
     None => unreachable!(),
 };
-
-fn is_scoped(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
-}

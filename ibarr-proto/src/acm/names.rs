@@ -15,7 +15,7 @@ use ibarr_common::wire::acm::{Address, Name, Status};
 
 use super::hosts::folded;
 use super::{Acm, Ask, Counter, End, Known, Lookup, Output, Target};
-use crate::ip2gid::Question;
+use crate::ip2gid::{Question, is_link_local};
 use crate::places::Room;
 use crate::request::LookupId;
 use crate::shares::{Limits, Shares, User};
@@ -113,6 +113,10 @@ impl Acm {
     fn seek_source(&mut self, id: LookupId) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         let Known::Said { source, target } = lookup.known else { return };
+        if matches!(target, End::Addresses(Addresses { first, .. }) if is_link_local(first)) {
+            self.count(id, Counter::LinkLocal);
+            return self.refuse(id, Status::DestinationAddress);
+        }
         match (source, target) {
             (None, End::Gid(dgid)) => {
                 self.seek(id, None, Some(dgid));
@@ -290,7 +294,9 @@ impl Addresses {
 
     /// `None` if none of them can be an interface's: loopback has no GID.
     pub(super) fn new(addresses: &[IpAddr]) -> Option<Self> {
-        let is_usable = |ip: &IpAddr| Question::new(*ip, None).is_some() && !ip.is_loopback();
+        let is_usable = |ip: &IpAddr| {
+            Question::new(*ip, None).is_some() && !ip.is_loopback() && !is_link_local(*ip)
+        };
         let mut usable = addresses.iter().copied().filter(is_usable);
         let first = usable.next()?;
         let other = usable.find(|ip| ip.is_ipv4() != first.is_ipv4());

@@ -157,6 +157,17 @@ fn source_of_the_client_is_kept_and_not_repeated() {
 }
 
 #[test]
+fn link_local_destination_is_refused_with_or_without_a_source() {
+    let mut rig = Rig::new();
+    for source in [None, Some(Address::Ip(ip("10.1.0.2"))), Some(Address::Ip(ip("fe80::1")))] {
+        rig.resolve(Resolve::to(source, Address::Ip(ip("fe80::5"))));
+        assert!(rig.is_refused(Status::DestinationAddress), "{source:?}");
+        assert_eq!(rig.acm.poll_ask(), None);
+    }
+    assert_eq!(rig.acm.counters().get(Counter::LinkLocal), 3);
+}
+
+#[test]
 fn part_of_a_path_is_completed() {
     let mut rig = Rig::new();
     let path =

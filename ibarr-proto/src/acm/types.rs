@@ -216,6 +216,8 @@ crate::counters! {
         NotTaken = error("not-taken"),
         /// Requests for paths that failed.
         Failed = error("failed"),
+        /// Requests for a link-local destination, which is another node's on each link, and whose link ACM cannot name.
+        LinkLocal = error("link-local"),
         /// Requests for a destination that does not exist, or to which there is no path.
         NoData = error("no-data"),
         /// Requests for what is remembered, when nothing was.

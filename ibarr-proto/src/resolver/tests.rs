@@ -3,7 +3,7 @@
 mod kernel_paths;
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
@@ -369,7 +369,7 @@ struct View;
 
 impl Local for View {
     fn gid_of(&self, address: IpAddr, ingress: IfIndex) -> Option<Gid> {
-        let scoped = is_scoped(address) && ingress.get() == 4;
+        let scoped = is_link_local(address) && ingress.get() == 4;
         (scoped || address == ip("10.1.0.1")).then(|| gid("fe80::1"))
     }
 
