@@ -4,11 +4,13 @@
 
 use std::io;
 use std::mem;
+use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use ibarr_common::Instant;
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use ibarr_proto::acm::{ClientId, Input, Output, Transmit};
+use ibarr_proto::ip2gid::Question;
 use ibarr_proto::node;
 use ibarr_proto::shares::User;
 use tokio::sync::mpsc;
@@ -18,9 +20,10 @@ use super::Engine;
 use super::acm_sockets::{AcmSockets, Served};
 use crate::process::Until;
 use crate::sys::last_reply::LastReply;
-use crate::sys::{peer, udp};
+use crate::sys::peer;
 use crate::transport::acm::{self, Clients, Event, Inherited, Sent, Sources};
 use crate::transport::names::Named;
+use crate::transport::rtnetlink::{Answer, RouteAnswer, Routes};
 
 /// The clients, and the sockets where they connect.
 pub(super) struct Acm {
@@ -31,6 +34,8 @@ pub(super) struct Acm {
     inherited: Vec<OwnedFd>,
     pub(super) sockets: AcmSockets,
     pub(super) sources: Sources,
+    /// Apart from those of [`Queries`](super::queries::Queries): no number of clients delays a query to a peer.
+    routes: Routes,
 }
 
 impl Acm {
@@ -40,6 +45,7 @@ impl Acm {
         inherited: Inherited,
         events: mpsc::Sender<Event>,
         ready: mpsc::UnboundedSender<ClientId>,
+        routes: Routes,
     ) -> io::Result<(Self, mpsc::Receiver<Served>)> {
         let Inherited { listeners, clients: inherited, last } = inherited;
         let (last, last_reply) = match last {
@@ -54,7 +60,7 @@ impl Acm {
         };
         let (sockets, served) = AcmSockets::start(listeners, events.clone())?;
         let (clients, sources) = (Clients::new(events, ready, last), Sources::default());
-        Ok((Self { clients, last_reply, inherited, sockets, sources }, served))
+        Ok((Self { clients, last_reply, inherited, sockets, sources, routes }, served))
     }
 }
 
@@ -116,9 +122,14 @@ impl Engine {
     pub(super) fn answer_acm(&mut self, now: Instant, output: Output) {
         match output {
             Output::Route { id, target } => {
-                let find = |target| udp::source_to(target).ok();
-                let source = self.acm.sources.to(now, target, find);
-                self.tell_acm(now, Input::Source { lookup: id, source });
+                if let source @ Some(_) = self.acm.sources.to(now, target) {
+                    self.tell_acm(now, Input::Source { lookup: id, source });
+                } else if self.acm.sources.wait(target, id)
+                    && !Question::new(target, None)
+                        .is_some_and(|it| self.acm.routes.lookup(it.into()))
+                {
+                    self.tell_source(now, target, None);
+                }
             }
             Output::LookUp(name) => {
                 if let Err(error) = self.names.ask(name) {
@@ -132,6 +143,18 @@ impl Engine {
                 }
             }
             Output::Close(client) => self.acm.clients.close(client),
+        }
+    }
+
+    pub(super) fn handle_source(&mut self, now: Instant, answer: &Answer) {
+        if let Answer::Route(RouteAnswer { candidate, source, .. }) = answer {
+            self.tell_source(now, candidate.question.target(), *source);
+        }
+    }
+
+    fn tell_source(&mut self, now: Instant, target: IpAddr, source: Option<IpAddr>) {
+        for lookup in self.acm.sources.answered(now, target, source) {
+            self.tell_acm(now, Input::Source { lookup, source });
         }
     }
 

@@ -28,6 +28,8 @@ use crate::transport::{acm, events, names, ports, server, snapshot, umad};
 pub(super) enum Input {
     View(local_view::Input),
     Route(rtnetlink::Answer),
+    /// Of the look-ups of sources, for ACM.
+    Source(rtnetlink::Answer),
     Server(server::Event),
     Heard(Heard),
     Port(ports::Event),

@@ -192,7 +192,9 @@ impl Engine {
         let (ready_sender, mut ready) = mpsc::unbounded_channel();
         let ready = stream::poll_fn(move |context| ready.poll_recv(context));
         inputs.follow(ready.map(|client| Input::Acm(transport_acm::Event::Ready(client))));
-        let (acm, served) = Acm::start(acm, acm_sender, ready_sender)?;
+        let (sources, answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
+        inputs.hear(answers, Input::Source);
+        let (acm, served) = Acm::start(acm, acm_sender, ready_sender, sources)?;
         inputs.hear(served, Input::AcmServed);
         let (names, answers) = Names::new(look_up);
         inputs.hear(answers, Input::Named);
@@ -350,6 +352,7 @@ impl Io<Input> for Engine {
             Input::Mad(event) => self.handle_mad(now, &event),
             Input::Snapshot(event) => self.handle_snapshot(now, event),
             Input::Route(answer) => self.handle_route(now, answer),
+            Input::Source(answer) => self.handle_source(now, &answer),
             Input::Server(event) => {
                 self.handle_server(now, event);
                 return Handled::Unchanged;

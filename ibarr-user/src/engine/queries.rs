@@ -72,7 +72,7 @@ impl Engine {
     pub(super) fn handle_route(&mut self, now: Instant, answer: Answer) {
         self.trace_route(now, &answer);
         let input = match answer {
-            Answer::Route(RouteAnswer { candidate, route }) => {
+            Answer::Route(RouteAnswer { candidate, route, .. }) => {
                 Input::Route { candidate, route: route.ok() }
             }
             Answer::Neighbour { question, entry } => {

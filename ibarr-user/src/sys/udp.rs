@@ -27,21 +27,6 @@ pub use super::mmsg::{Received, Source};
 use super::mmsg::{self, Inbox, Outgoing};
 use super::{udp_errors, udp_options};
 
-/// The address from which this machine sends to `target`, by the kernel's routes. Sends nothing.
-///
-/// # Errors
-/// Errors of connect(2): `NetworkUnreachable` without a route.
-pub fn source_to(target: IpAddr) -> io::Result<IpAddr> {
-    let any: IpAddr = match target {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = std::net::UdpSocket::bind((any, 0))?;
-    // Any port will do.
-    socket.connect((target, 9))?;
-    Ok(socket.local_addr()?.ip())
-}
-
 /// A non-blocking UDP socket of one family, driven by the runtime. An IPv6 socket receives no IPv4.
 #[derive(Debug)]
 pub struct UdpSocket {

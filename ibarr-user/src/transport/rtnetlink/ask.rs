@@ -50,8 +50,9 @@ pub(crate) fn interface(name: &str) -> io::Result<IfIndex> {
 
 /// The route of a candidate.
 pub(crate) fn route(candidate: Candidate) -> Result<Route, NoRoute> {
-    let answer =
-        ask(&routes::request(0, candidate), |frame| routes::route(frame, candidate).map(Some));
+    let answer = ask(&routes::request(0, candidate), |frame| {
+        routes::route(frame, candidate).map(|(route, _)| Some(route))
+    });
     match answer {
         Ok(routes) => routes.first().copied().unwrap_or(Err(NoRoute::Malformed)),
         Err(error) => Err(match error.raw_os_error() {

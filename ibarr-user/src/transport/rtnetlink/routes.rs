@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Cursor};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ibarr_common::IfIndex;
@@ -61,6 +62,8 @@ pub struct RouteAnswer {
     pub candidate: Candidate,
     /// The route, or why there is none.
     pub route: Result<Route, NoRoute>,
+    /// The source of what this machine sends to the target, itself or another host.
+    pub source: Option<IpAddr>,
 }
 
 /// Why there is no route to an address.
@@ -281,7 +284,8 @@ impl Asked {
     fn answered(self, frame: &Frame<'_>) -> Result<Answer, Malformed> {
         Ok(match self {
             Self::Route(candidate) => {
-                Answer::Route(RouteAnswer { candidate, route: route(frame, candidate)? })
+                let (route, source) = route(frame, candidate)?;
+                Answer::Route(RouteAnswer { candidate, route, source })
             }
             Self::Neighbour(question, _) => {
                 let entry = match Neigh::parse(frame)? {
@@ -295,7 +299,9 @@ impl Asked {
 
     fn unanswered(self, why: NoRoute) -> Answer {
         match self {
-            Self::Route(candidate) => Answer::Route(RouteAnswer { candidate, route: Err(why) }),
+            Self::Route(candidate) => {
+                Answer::Route(RouteAnswer { candidate, route: Err(why), source: None })
+            }
             Self::Neighbour(question, _) => Answer::Neighbour { question, entry: None },
         }
     }
@@ -334,13 +340,13 @@ pub(super) fn request(seq: u32, Candidate { question, egress, source }: Candidat
     message::request(Rtm::Getroute, NlmF::empty(), seq, message)
 }
 
-/// Parses an answer; the outer error is that it is malformed.
+/// Parses an answer with its source; the outer error is that it is malformed.
 pub(super) fn route(
     frame: &Frame<'_>,
     candidate: Candidate,
-) -> Result<Result<Route, NoRoute>, Malformed> {
+) -> Result<(Result<Route, NoRoute>, Option<IpAddr>), Malformed> {
     if frame.kind == u16::from(Nlmsg::Error) {
-        return Ok(Err(refused(Errno::from_raw(frame.errno()?), candidate)));
+        return Ok((Err(refused(Errno::from_raw(frame.errno()?), candidate)), None));
     }
     if frame.kind != u16::from(Rtm::Newroute) {
         return Err(Malformed::Header);
@@ -348,18 +354,19 @@ pub(super) fn route(
     let message =
         Rtmsg::from_bytes_with_input(&mut Cursor::new(frame.payload), frame.payload.len())
             .map_err(|_| Malformed::Attributes)?;
-    match *message.rtm_type() {
-        Rtn::Unicast => {}
-        Rtn::Local => return Ok(Err(NoRoute::Local)),
-        Rtn::Broadcast | Rtn::Anycast | Rtn::Multicast => return Ok(Err(NoRoute::NotUnicast)),
-        Rtn::Blackhole | Rtn::Prohibit => return Ok(Err(NoRoute::Forbidden)),
-        _ => return Ok(Err(NoRoute::Unreachable)),
-    }
     let attributes = message.rtattrs();
-    if *message.rtm_family() == RtAddrFamily::Inet
-        && attribute(attributes, Rta::Table) == Some(&[0; 4])
-    {
-        return Ok(Err(NoRoute::Unreachable));
+    let source = attribute(attributes, Rta::Prefsrc);
+    let source = source.map(|source| message::ip(*message.rtm_family(), source)).transpose()?;
+    let is_assumed = *message.rtm_family() == RtAddrFamily::Inet
+        && attribute(attributes, Rta::Table) == Some(&[0; 4]);
+    match *message.rtm_type() {
+        Rtn::Unicast if !is_assumed => {}
+        Rtn::Local => return Ok((Err(NoRoute::Local), source)),
+        Rtn::Broadcast | Rtn::Anycast | Rtn::Multicast => {
+            return Ok((Err(NoRoute::NotUnicast), None));
+        }
+        Rtn::Blackhole | Rtn::Prohibit => return Ok((Err(NoRoute::Forbidden), None)),
+        _ => return Ok((Err(NoRoute::Unreachable), None)),
     }
     let oif = attribute(attributes, Rta::Oif).ok_or(Malformed::AttributeMissing)?;
     let ifindex: IfIndex = message::ifindex(oif)?;
@@ -370,7 +377,7 @@ pub(super) fn route(
     } else {
         candidate.question.target()
     };
-    Ok(Ok(Route { ifindex, next_hop }))
+    Ok((Ok(Route { ifindex, next_hop }), source))
 }
 
 /// The error numbers of route types, from `fib_props` of net/ipv4/fib_semantics.c and

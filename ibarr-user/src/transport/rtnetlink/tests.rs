@@ -127,29 +127,29 @@ fn recorded_events_are_read() {
 #[test]
 fn recorded_routes_answer_their_questions() {
     let expected = [
-        ("10.1.0.9", Ok(("10.1.0.9", 5))),
-        ("10.3.0.1", Ok(("10.1.0.254", 5))),
-        ("10.4.0.1", Ok(("fe80::254", 5))),
-        ("10.1.0.1", Err(NoRoute::Local)),
-        ("10.1.0.255", Err(NoRoute::NotUnicast)),
-        ("10.5.0.1", Err(NoRoute::Unreachable)),
-        ("10.6.0.1", Err(NoRoute::Forbidden)),
-        ("10.7.0.1", Err(NoRoute::Forbidden)),
-        ("192.0.2.1", Err(NoRoute::Unreachable)),
-        ("fd00:1::9", Ok(("fd00:1::9", 5))),
-        ("fd00:3::1", Ok(("fd00:1::254", 5))),
-        ("fd00:1::1", Err(NoRoute::Local)),
-        ("fd00:5::1", Err(NoRoute::Unreachable)),
-        ("fd00:6::1", Err(NoRoute::Forbidden)),
-        ("fd00:7::1", Err(NoRoute::Forbidden)),
-        ("2001:db8::1", Err(NoRoute::Unreachable)),
-        ("fe80::1 oif 5", Ok(("fe80::1", 5))),
+        ("10.1.0.9", Ok(("10.1.0.9", 5)), Some("10.1.0.1")),
+        ("10.3.0.1", Ok(("10.1.0.254", 5)), Some("10.1.0.1")),
+        ("10.4.0.1", Ok(("fe80::254", 5)), Some("10.1.0.1")),
+        ("10.1.0.1", Err(NoRoute::Local), Some("10.1.0.1")),
+        ("10.1.0.255", Err(NoRoute::NotUnicast), None),
+        ("10.5.0.1", Err(NoRoute::Unreachable), None),
+        ("10.6.0.1", Err(NoRoute::Forbidden), None),
+        ("10.7.0.1", Err(NoRoute::Forbidden), None),
+        ("192.0.2.1", Err(NoRoute::Unreachable), None),
+        ("fd00:1::9", Ok(("fd00:1::9", 5)), Some("fd00:1::2")),
+        ("fd00:3::1", Ok(("fd00:1::254", 5)), Some("fd00:1::2")),
+        ("fd00:1::1", Err(NoRoute::Local), Some("fd00:1::1")),
+        ("fd00:5::1", Err(NoRoute::Unreachable), None),
+        ("fd00:6::1", Err(NoRoute::Forbidden), None),
+        ("fd00:7::1", Err(NoRoute::Forbidden), None),
+        ("2001:db8::1", Err(NoRoute::Unreachable), None),
+        ("fe80::1 oif 5", Ok(("fe80::1", 5)), Some("fe80::ecb3:f3ff:feb8:a1b7")),
         // An answer without a route, see `Routes`.
-        ("192.0.2.1 oif 5", Ok(("192.0.2.1", 5))),
+        ("192.0.2.1 oif 5", Ok(("192.0.2.1", 5)), Some("10.1.0.1")),
     ];
     let recorded = recorded(ROUTES);
     assert_eq!(recorded.len(), expected.len());
-    for ((asked, mut datagram), (question, route)) in recorded.into_iter().zip(expected) {
+    for ((asked, mut datagram), (question, route, source)) in recorded.into_iter().zip(expected) {
         assert_eq!(asked, question);
         let (target, egress) = question.split_once(" oif ").unwrap_or((question, "0"));
         let question =
@@ -165,6 +165,7 @@ fn recorded_routes_answer_their_questions() {
         let got = answer.route.map(|route| (route.next_hop, route.ifindex));
         let route = route.map(|(next_hop, ifindex)| (ip(next_hop), index(ifindex)));
         assert_eq!((answer.candidate, got), (question.into(), route), "{question}");
+        assert_eq!(answer.source, source.map(ip), "{question}");
     }
 }
 
