@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use ibarr_user::sys::descriptors::raise_limit;
 use ibarr_user::sys::last_reply::LastReply;
-use ibarr_user::transport::acm::{Clients, Event, Listener, Made, Sent, listen};
+use ibarr_user::transport::acm::{Clients, Event, Listener, Sent, listen};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{MsgFlags, recv, send};
 use tokio::sync::mpsc;
@@ -35,7 +35,7 @@ async fn echo(listener: UnixListener) -> Result<()> {
     let (sender, mut events) = mpsc::channel(64);
     let (ready_sender, mut ready) = mpsc::unbounded_channel();
     let mut clients = Clients::new(sender.clone(), ready_sender, LastReply::alone()?);
-    let _listening = listen(Listener::unix(listener)?, sender);
+    let _listening = listen(Listener::inherited(listener.into())?, sender);
     say_ready()?;
     let mut buffer = [0; MAX_REQUEST_LEN];
     loop {
@@ -98,8 +98,7 @@ pub fn plain(socket: &Path) -> Result<Infallible> {
 }
 
 fn bind(socket: &Path) -> Result<UnixListener> {
-    let (made, listener) = Made::bind(socket).with_context(|| socket.display().to_string())?;
-    // It would remove the file, while this server runs until it is killed.
-    std::mem::forget(made);
-    Ok(listener)
+    // The server before this one has left it.
+    drop(std::fs::remove_file(socket));
+    UnixListener::bind(socket).with_context(|| socket.display().to_string())
 }

@@ -21,6 +21,7 @@ use super::acm_sockets::{AcmSockets, Served};
 use crate::process::Until;
 use crate::sys::last_reply::LastReply;
 use crate::sys::peer;
+use crate::transport::Counter;
 use crate::transport::acm::{self, Clients, Event, Inherited, Sent, Sources};
 use crate::transport::names::Named;
 use crate::transport::rtnetlink::{Answer, RouteAnswer, Routes};
@@ -84,6 +85,9 @@ impl Engine {
     }
 
     pub(super) fn handle_acm_served(&mut self, served: Served) {
+        if served.made_again {
+            self.control.counters.count(Counter::FileMadeAgain);
+        }
         self.acm.sockets.handle_served(served, &self.config.acm);
     }
 

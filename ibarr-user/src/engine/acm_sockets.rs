@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The sockets where clients of ACM connect, and the files that lead there. A thread makes and removes them: their
-//! file system may hang, and so may the program that has them.
+//! file system may hang, and so may the program that has them. It makes again what others remove.
 
 use std::io::{self, ErrorKind};
 use std::mem;
 use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+use ibarr_common::Instant;
+use ibarr_proto::retry::Repair;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use crate::causes::chain;
 use crate::config::{self, Serve};
+use crate::sys::clock;
 use crate::transport::acm::{self, Event, Files, Kept, Listener, Listening, Made, listen};
+use crate::transport::socket_file::{self, LOOK};
 
 /// How long the daemon waits at its end until the files are removed.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -32,11 +37,15 @@ pub(super) struct AcmSockets {
 }
 
 /// What has become of an order.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Served {
+    /// Whether this answers an order. Otherwise other programs have removed or replaced a file.
+    is_answer: bool,
+    /// Whether a socket has been made again.
+    pub(super) made_again: bool,
     why_not: Vec<String>,
     /// Port files that hide the service.
-    hidden_by: Vec<Kept>,
+    hidden_by: Vec<String>,
     is_inherited: bool,
 }
 
@@ -57,8 +66,13 @@ impl AcmSockets {
             let _context = runtime.enter();
             let _ending = ending;
             let mut sockets = Sockets::new(inherited, events);
-            for wanted in ordered {
-                if answers.blocking_send(sockets.serve(&wanted)).is_err() {
+            loop {
+                let served = match sockets.next(&ordered) {
+                    Ok(wanted) => Some(sockets.follow(clock::now(), wanted)),
+                    Err(RecvTimeoutError::Timeout) => sockets.look(clock::now()),
+                    Err(RecvTimeoutError::Disconnected) => break,
+                };
+                if served.is_some_and(|served| answers.blocking_send(served).is_err()) {
                     break;
                 }
             }
@@ -79,9 +93,9 @@ impl AcmSockets {
     }
 
     pub(super) fn handle_served(&mut self, served: Served, wanted: &config::Acm) {
-        self.is_busy = false;
+        self.is_busy &= !served.is_answer;
         self.last = served;
-        if self.is_outdated {
+        if self.is_outdated && !self.is_busy {
             self.serve(wanted);
         }
     }
@@ -98,14 +112,14 @@ impl AcmSockets {
 
     /// Why nothing is served, with the remedy.
     pub(super) fn warning(&self, wanted: Serve) -> Option<String> {
-        let Served { why_not, hidden_by, is_inherited } = &self.last;
+        let Served { why_not, hidden_by, is_inherited, .. } = &self.last;
         let refusing = (*is_inherited && wanted == Serve::Off).then(|| {
             "acm: programs that connect are refused: write serve = \"tools\" below [acm], or disable \
              ibarr-acm.socket"
                 .to_owned()
         });
-        let hidden = hidden_by.first().map(|kept| format!("acm: {kept}"));
-        let why_not = why_not.first().map(|why| format!("acm: {why}"));
+        let [why_not, hidden] = [why_not, hidden_by]
+            .map(|reasons| reasons.first().map(|reason| format!("acm: {reason}")));
         why_not.or(refusing).or(hidden)
     }
 }
@@ -121,8 +135,8 @@ impl Drop for AcmSockets {
 /// The thread's part.
 struct Sockets {
     events: mpsc::Sender<Event>,
-    /// Until they are in use.
-    inherited: Vec<OwnedFd>,
+    /// Why inherited sockets are not in use.
+    refused: Vec<String>,
     /// Sockets that systemd has made. They are read whatever the configuration says, because a client that
     /// connects would otherwise wait for ever. If nothing is to be served, the client is refused.
     kept: Vec<Listening>,
@@ -133,70 +147,94 @@ struct Sockets {
     /// The TCP port of this process.
     tcp: Option<(NonZeroU16, Listening)>,
     files: Option<Files>,
+    /// Of the port files.
+    repair: Repair,
     /// What is served now.
     served: config::Acm,
-    has_failed: bool,
+    last: Served,
 }
 
 impl Sockets {
+    /// Listens at the inherited sockets.
     fn new(inherited: Vec<OwnedFd>, events: mpsc::Sender<Event>) -> Self {
-        Self {
+        let mut this = Self {
             events,
-            inherited,
+            refused: Vec::new(),
             kept: Vec::new(),
             has_inherited_socket: false,
             inherited_port: None,
             made: None,
             tcp: None,
             files: None,
+            repair: Repair::default(),
             served: config::Acm::default(),
-            has_failed: false,
-        }
-    }
-
-    fn serve(&mut self, wanted: &config::Acm) -> Served {
-        let mut why_not = self.inherit();
-        let ours = self.inherited_port.or(self.tcp.as_ref().map(|(port, _)| *port));
-        let hidden_by = match (wanted.serve, wanted.socket.parent()) {
-            (Serve::Off, _) | (_, None) => Vec::new(),
-            (_, Some(dir)) => acm::remove_stale(dir, ours),
+            last: Served::default(),
         };
-        for kept in &hidden_by {
-            warn!("acm: {kept}");
-        }
-        if self.served != *wanted || self.has_failed {
-            let before = mem::replace(&mut self.served, wanted.clone());
-            self.close_others(&before);
-            if wanted.serve != Serve::Off {
-                let made = [self.make_socket(), self.make_port(), self.make_files()];
-                why_not.extend(made.into_iter().filter_map(Result::err));
-            }
-            if why_not.is_empty() {
-                info!("serving ACM: {}", wanted.serve);
-            }
-        }
-        for why in &why_not {
-            warn!("acm: {why}");
-        }
-        self.has_failed = !why_not.is_empty();
-        Served { why_not, hidden_by, is_inherited: !self.kept.is_empty() }
-    }
-
-    /// Listens at the inherited sockets, once. Returns why not.
-    fn inherit(&mut self) -> Vec<String> {
-        let mut refused = Vec::new();
-        for fd in mem::take(&mut self.inherited) {
+        for fd in inherited {
             match Listener::inherited(fd) {
                 Ok(listener) => {
                     let port = listener.port();
-                    self.inherited_port = self.inherited_port.or(port);
-                    self.has_inherited_socket |= port.is_none();
-                    self.kept.push(listen(listener, self.events.clone()));
+                    this.inherited_port = this.inherited_port.or(port);
+                    this.has_inherited_socket |= port.is_none();
+                    this.kept.push(listen(listener, this.events.clone()));
                 }
-                Err(error) => refused.push(format!("an inherited socket: {error}")),
+                Err(error) => this.refused.push(format!("an inherited socket: {error}")),
             }
         }
-        refused
+        this.last.is_inherited = !this.kept.is_empty();
+        this
+    }
+
+    /// The next order; a time-out if it is time to look at the files.
+    fn next(&self, orders: &Receiver<config::Acm>) -> Result<config::Acm, RecvTimeoutError> {
+        match self.served.serve {
+            Serve::Off => Ok(orders.recv()?),
+            _ => orders.recv_timeout(LOOK),
+        }
+    }
+
+    fn follow(&mut self, now: Instant, wanted: config::Acm) -> Served {
+        let ours = self.inherited_port.or(self.tcp.as_ref().map(|(port, _)| *port));
+        let kept = match (wanted.serve, wanted.socket.parent()) {
+            (Serve::Off, _) | (_, None) => Vec::new(),
+            (_, Some(dir)) => acm::remove_stale(dir, ours),
+        };
+        self.last.hidden_by = kept.iter().map(Kept::to_string).collect();
+        for kept in &self.last.hidden_by {
+            warn!("acm: {kept}");
+        }
+        let before = mem::replace(&mut self.served, wanted);
+        let is_new = before != self.served;
+        self.close_others(&before);
+        self.make(now, is_new);
+        Served { is_answer: true, ..self.last.clone() }
+    }
+
+    /// Makes again what others have removed, and tries again what has failed. Returns what is new.
+    fn look(&mut self, now: Instant) -> Option<Served> {
+        let has_changed = self.make(now, false) || self.last.made_again;
+        has_changed.then(|| self.last.clone())
+    }
+
+    /// Makes what is not there. Returns whether the reasons why something cannot be made have changed.
+    fn make(&mut self, now: Instant, is_new: bool) -> bool {
+        let mut why_not = self.refused.clone();
+        self.last.made_again = false;
+        if self.served.serve != Serve::Off {
+            let made = [self.make_socket(now), self.make_port(), self.make_files(now)];
+            why_not.extend(made.into_iter().filter_map(Result::err));
+        }
+        let has_changed = self.last.why_not != why_not;
+        if is_new || has_changed {
+            if why_not.is_empty() {
+                info!("serving ACM: {}", self.served.serve);
+            }
+            for why in &why_not {
+                warn!("acm: {why}");
+            }
+        }
+        self.last.why_not = why_not;
+        has_changed
     }
 
     /// Closes what the configuration does not want any more.
@@ -215,27 +253,28 @@ impl Sockets {
         }
     }
 
-    fn make_socket(&mut self) -> Result<(), String> {
+    fn make_socket(&mut self, now: Instant) -> Result<(), String> {
         if self.has_inherited_socket {
             return Ok(());
         }
-        let config::Acm { serve, socket, .. } = &self.served;
-        let mut make = || -> io::Result<()> {
-            let made = if let Some(made) = self.made.take() {
-                made
-            } else {
-                let (made, listener) = Made::bind(socket)?;
-                (made, listen(Listener::unix(listener)?, self.events.clone()))
-            };
-            let (made, _) = self.made.insert(made);
-            made.show_to_librdmacm(*serve == Serve::Full)
+        let advice = "ibarr-acm.socket makes it for the daemon, and ibacm must not run";
+        let why_not = |error: socket_file::Error| format!("{}; {advice}", chain(&error));
+        let listening = |made: &Made| -> Result<Listening, String> {
+            let listener = Listener::Unix(made.file.listen().map_err(why_not)?);
+            Ok(listen(listener, self.events.clone()))
         };
-        make().map_err(|error| {
-            let path = socket.display();
-            format!(
-                "{path}: {error}; ibarr-acm.socket makes it for the daemon, and ibacm must not run"
-            )
-        })
+        if self.made.is_none() {
+            let made = Made::bind(&self.served.socket).map_err(why_not)?;
+            let listening = listening(&made)?;
+            self.made = Some((made, listening));
+        }
+        let Some((made, accepting)) = &mut self.made else { return Ok(()) };
+        if made.file.look(now).map_err(why_not)? {
+            self.last.made_again = true;
+            *accepting = listening(made)?;
+        }
+        let shown = made.link.show(now, self.served.serve == Serve::Full);
+        shown.map_err(|error| format!("{error}; {advice}"))
     }
 
     fn make_port(&mut self) -> Result<(), String> {
@@ -254,15 +293,17 @@ impl Sockets {
     }
 
     /// The files that name the port. For an inherited socket, the unit makes them.
-    fn make_files(&mut self) -> Result<(), String> {
+    fn make_files(&mut self, now: Instant) -> Result<(), String> {
         let (Some((port, _)), Some(dir)) = (&self.tcp, self.served.socket.parent()) else {
             return Ok(());
         };
         let mut make = || -> io::Result<()> {
-            let files =
-                if let Some(files) = self.files.take() { files } else { Files::write(dir, *port)? };
+            let files = match self.files.take() {
+                Some(files) if files.is_ours() || self.repair.due(now) > now => files,
+                _ => Files::write(dir, *port)?,
+            };
             let files = self.files.insert(files);
-            files.show_to_librdmacm(self.served.serve == Serve::Full)
+            files.link.show(now, self.served.serve == Serve::Full)
         };
         make().map_err(|error| {
             format!(

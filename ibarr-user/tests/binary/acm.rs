@@ -276,7 +276,7 @@ fn socket_is_there_only_while_the_configuration_wants_it_and_for_librdmacm_only_
     fs::write(&socket, "").unwrap();
     reload(&daemon, "tools");
     let status = json(&daemon.ask(&["status", "--json"]))["status"].clone();
-    assert!(status["warnings"].to_string().contains("a file that is no socket"), "{status}");
+    assert!(status["warnings"].to_string().contains("a file that is not a socket"), "{status}");
     fs::remove_file(&socket).unwrap();
     reload(&daemon, "full");
     assert!(socket.exists() && link.exists());

@@ -3,7 +3,7 @@
 //! The sockets where clients of ACM connect: a Unix socket, and a TCP port of this machine alone.
 
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdTcpListener};
 use std::num::NonZeroU16;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -11,10 +11,12 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
 
+use ibarr_common::Instant;
+use ibarr_proto::retry::Repair;
 use nix::sys::socket::{AddressFamily, SockaddrLike as _, SockaddrStorage, getsockname};
 use tokio::net::{TcpListener, UnixListener};
 
-use crate::transport::socket_file::{Error, SocketFile};
+use crate::transport::socket_file::{self, SocketFile};
 
 /// Where librdmacm looks, a link beside the socket.
 pub const FOR_LIBRDMACM: &str = "ibacm.sock";
@@ -36,18 +38,13 @@ impl Listener {
     pub fn inherited(fd: OwnedFd) -> io::Result<Self> {
         let address: SockaddrStorage = getsockname(fd.as_raw_fd())?;
         match address.family() {
-            Some(AddressFamily::Unix) => Self::unix(fd.into()),
+            Some(AddressFamily::Unix) => {
+                let listener = StdUnixListener::from(fd);
+                listener.set_nonblocking(true)?;
+                UnixListener::from_std(listener).map(Self::Unix)
+            }
             _ => Self::tcp(fd.into()),
         }
-    }
-
-    /// Takes over a socket file. Must be called within a runtime.
-    ///
-    /// # Errors
-    /// If the runtime cannot watch it.
-    pub fn unix(listener: StdUnixListener) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
-        UnixListener::from_std(listener).map(Self::Unix)
     }
 
     /// Listens at a port of 127.0.0.1. Connections of an earlier daemon to this port do not matter
@@ -86,114 +83,102 @@ impl Listener {
     }
 }
 
-/// The socket file that this process has made. Dropping it removes the socket and the link, unless another program has
+/// The socket file of this process, with a link for librdmacm. Dropping it removes both, unless another program has
 /// replaced the socket.
 #[derive(Debug)]
 pub struct Made {
-    file: SocketFile,
-    link: Link,
+    /// The socket.
+    pub file: SocketFile,
+    /// The link beside it.
+    pub link: Link,
 }
 
 impl Made {
     /// Makes the socket, if no process serves it.
     ///
     /// # Errors
-    /// If another process serves it, or it cannot be made.
-    pub fn bind(path: &Path) -> io::Result<(Self, StdUnixListener)> {
-        let file = SocketFile::bind(path).map_err(|error| match error {
-            Error::Taken(_) => ErrorKind::AddrInUse.into(),
-            Error::Io(_, error) => error,
-            _ => io::Error::new(ErrorKind::AlreadyExists, "a file that is no socket"),
-        })?;
-        let listener = file.listener.try_clone()?;
-        let link = Link { at: path.with_file_name(FOR_LIBRDMACM), target: path.to_owned() };
-        Ok((Self { file, link }, listener))
-    }
-
-    /// Makes the link, or removes it.
-    ///
-    /// # Errors
-    /// If another file has its name.
-    pub fn show_to_librdmacm(&self, is_shown: bool) -> io::Result<()> {
-        self.link.show(is_shown)
+    /// Those of [`SocketFile::bind`].
+    pub fn bind(path: &Path) -> Result<Self, socket_file::Error> {
+        let link = Link::new(path.with_file_name(FOR_LIBRDMACM), path.to_owned());
+        Ok(Self { file: SocketFile::bind(path)?, link })
     }
 }
 
 impl Drop for Made {
     fn drop(&mut self) {
         if self.file.is_there() {
-            drop(self.show_to_librdmacm(false));
+            self.link.remove();
         }
     }
 }
 
 /// A link for librdmacm.
 #[derive(Debug)]
-pub(super) struct Link {
-    pub(super) at: PathBuf,
-    pub(super) target: PathBuf,
+pub struct Link {
+    at: PathBuf,
+    target: PathBuf,
+    repair: Repair,
 }
 
 impl Link {
-    /// Makes the link, or removes it if it leads to the target. An ibacm that has ended leaves such a link, with a
-    /// relative target.
+    pub(super) fn new(at: PathBuf, target: PathBuf) -> Self {
+        Self { at, target, repair: Repair::default() }
+    }
+
+    /// Makes the link, unless it must wait because others remove it again and again; or removes it.
     ///
     /// # Errors
-    /// The name of the link, and why it cannot be made or removed.
-    pub(super) fn show(&self, is_shown: bool) -> io::Result<()> {
+    /// The name of the link, and why it cannot be made.
+    pub fn show(&mut self, now: Instant, is_shown: bool) -> io::Result<()> {
+        if !is_shown {
+            self.remove();
+            self.repair = Repair::default();
+        } else if !self.leads_there() && self.repair.due(now) <= now {
+            let at = self.at.display();
+            return symlink(&self.target, &self.at)
+                .map_err(|error| io::Error::new(error.kind(), format!("the link {at}: {error}")));
+        }
+        Ok(())
+    }
+
+    /// Removes the link, if it leads to the target.
+    pub(super) fn remove(&self) {
+        if self.leads_there() {
+            // At worst it stays, and leads to a socket or port file that may come again.
+            drop(fs::remove_file(&self.at));
+        }
+    }
+
+    /// An ibacm that has ended leaves a link with a relative target.
+    fn leads_there(&self) -> bool {
         let dir = self.at.parent().unwrap_or(Path::new("/"));
-        let leads_here = |target: PathBuf| dir.join(target) == self.target;
-        let done = match (is_shown, fs::read_link(&self.at).is_ok_and(leads_here)) {
-            (true, false) => symlink(&self.target, &self.at),
-            (false, true) => fs::remove_file(&self.at),
-            _ => Ok(()),
-        };
-        let at = self.at.display();
-        done.map_err(|error| io::Error::new(error.kind(), format!("the link {at}: {error}")))
+        fs::read_link(&self.at).is_ok_and(|target| dir.join(target) == self.target)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::{UnixDatagram, UnixStream};
-
-    use nix::sys::socket::{Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+    use std::time::Duration;
 
     use super::*;
     use crate::tests::ShortDir;
+
+    const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
 
     #[test]
     fn link_that_ibacm_left_is_used_and_any_other_named() {
         let dir = ShortDir::new();
         let [at, target] = ["ibacm.sock", "ibacm-unix.sock"].map(|name| dir.path().join(name));
         symlink("ibacm-unix.sock", &at).unwrap();
-        let link = Link { at: at.clone(), target };
-        link.show(true).unwrap();
-        link.show(false).unwrap();
+        let mut link = Link::new(at.clone(), target);
+        link.show(NOW, true).unwrap();
+        link.show(NOW, false).unwrap();
         assert!(at.symlink_metadata().is_err());
         symlink("other.sock", &at).unwrap();
-        let refusal = link.show(true).unwrap_err().to_string();
+        let refusal = link.show(NOW, true).unwrap_err().to_string();
         assert!(refusal.contains("/ibacm.sock: File exists"), "{refusal}");
-        link.show(false).unwrap();
+        link.show(NOW, false).unwrap();
         assert_eq!(fs::read_link(&at).unwrap(), Path::new("other.sock"));
-    }
-
-    #[test]
-    fn socket_whose_holder_is_stopped_with_a_full_queue_is_left_alone() {
-        let dir = ShortDir::new();
-        let path = dir.path().join("acm.sock");
-        let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
-        bind(fd.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
-        listen(&fd, Backlog::new(0).unwrap()).unwrap();
-        let _first = UnixStream::connect(&path).unwrap();
-        let error = Made::bind(&path).unwrap_err();
-        assert_eq!((error.kind(), path.exists()), (ErrorKind::AddrInUse, true));
-        drop(fd);
-        drop(Made::bind(&path).unwrap());
-        assert!(!path.exists());
-        // Of another type: connect(2) refuses it for that.
-        let _datagrams = UnixDatagram::bind(&path).unwrap();
-        assert!(Made::bind(&path).is_err() && path.exists());
     }
 
     #[test]
@@ -201,15 +186,29 @@ mod tests {
         let dir = ShortDir::new();
         let [path, link] = ["acm.sock", FOR_LIBRDMACM].map(|name| dir.path().join(name));
         let there = || (path.exists(), link.symlink_metadata().is_ok());
-        let (made, _listener) = Made::bind(&path).unwrap();
-        made.show_to_librdmacm(true).unwrap();
+        let mut made = Made::bind(&path).unwrap();
+        made.link.show(NOW, true).unwrap();
         drop(made);
         assert_eq!(there(), (false, false));
-        let (made, _listener) = Made::bind(&path).unwrap();
-        made.show_to_librdmacm(true).unwrap();
+        let mut made = Made::bind(&path).unwrap();
+        made.link.show(NOW, true).unwrap();
         fs::remove_file(&path).unwrap();
         let _theirs = StdUnixListener::bind(&path).unwrap();
+        assert!(made.file.look(NOW).is_err());
         drop(made);
         assert_eq!(there(), (true, true), "the link leads to theirs");
+    }
+
+    #[test]
+    fn link_that_others_remove_again_and_again_is_made_after_pauses() {
+        let dir = ShortDir::new();
+        let [path, link] = ["acm.sock", FOR_LIBRDMACM].map(|name| dir.path().join(name));
+        let mut made = Made::bind(&path).unwrap();
+        let mut shown_after = |seconds| {
+            drop(fs::remove_file(&link));
+            made.link.show(NOW + Duration::from_secs(seconds), true).unwrap();
+            link.exists()
+        };
+        assert_eq!([0, 1, 2, 4, 6].map(&mut shown_after), [true, false, true, false, true]);
     }
 }

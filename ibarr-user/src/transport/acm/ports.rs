@@ -57,7 +57,8 @@ fn port_in(path: &Path) -> Option<NonZeroU16> {
 #[derive(Debug)]
 pub struct Files {
     file: PathBuf,
-    link: Link,
+    /// Leads librdmacm to the file.
+    pub link: Link,
     port: NonZeroU16,
     /// The file's inode.
     inode: u64,
@@ -71,22 +72,15 @@ impl Files {
     pub fn write(dir: &Path, port: NonZeroU16) -> io::Result<Self> {
         let [file, link] = [FOR_TOOLS, FOR_LIBRDMACM].map(|name| dir.join(name));
         let mut made = OpenOptions::new().write(true).create_new(true).open(&file)?;
-        let link = Link { at: link, target: file.clone() };
+        let link = Link::new(link, file.clone());
         let this = Self { file, link, port, inode: made.metadata()?.ino() };
         made.set_permissions(Permissions::from_mode(0o644))?;
         made.write_all(format!("{port}\n").as_bytes())?;
         Ok(this)
     }
 
-    /// Makes the link for librdmacm, or removes it.
-    ///
-    /// # Errors
-    /// If another file has its name.
-    pub fn show_to_librdmacm(&self, is_shown: bool) -> io::Result<()> {
-        self.link.show(is_shown)
-    }
-
-    fn is_ours(&self) -> bool {
+    /// Whether the file is there as it was made.
+    pub fn is_ours(&self) -> bool {
         let is_same = |file: fs::Metadata| file.is_file() && file.ino() == self.inode;
         fs::symlink_metadata(&self.file).is_ok_and(is_same)
             && port_in(&self.file) == Some(self.port)
@@ -97,7 +91,7 @@ impl Drop for Files {
     fn drop(&mut self) {
         // At worst a file stays that names a dead port, which the next start removes.
         if self.is_ours() {
-            drop(self.show_to_librdmacm(false));
+            self.link.remove();
             drop(fs::remove_file(&self.file));
         }
     }
@@ -108,6 +102,7 @@ mod tests {
     use std::net::TcpListener;
     use std::os::unix::fs::symlink;
 
+    use ibarr_common::Instant;
     use tempfile::TempDir;
 
     use super::*;
@@ -135,19 +130,21 @@ mod tests {
         assert!(remove_stale(dir.path(), None).is_empty() && file.exists());
     }
 
+    const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
+
     #[test]
     fn own_port_files_are_removed_unless_another_program_has_replaced_them() {
         let dir = TempDir::new().unwrap();
         let [link, file] = [FOR_LIBRDMACM, FOR_TOOLS].map(|name| dir.path().join(name));
         let port = NonZeroU16::new(6125).unwrap();
-        let files = Files::write(dir.path(), port).unwrap();
-        files.show_to_librdmacm(true).unwrap();
+        let mut files = Files::write(dir.path(), port).unwrap();
+        files.link.show(NOW, true).unwrap();
         for path in [&file, &link] {
             assert_eq!(fs::read(path).unwrap(), b"6125\n");
         }
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o644);
         assert!(Files::write(dir.path(), port).is_err(), "another server's");
-        files.show_to_librdmacm(false).unwrap();
+        files.link.show(NOW, false).unwrap();
         assert!(link.symlink_metadata().is_err());
         drop(files);
         assert!(!file.exists());
