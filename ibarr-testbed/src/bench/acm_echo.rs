@@ -49,7 +49,7 @@ async fn echo(listener: UnixListener) -> Result<()> {
                 Sent::Gone => clients.close(client),
             },
             event = events.recv() => match event {
-                Some(Event::Connected(stream, _)) => drop(clients.admit(stream)),
+                Some(Event::Connected(stream, user)) => drop(clients.admit(stream, user)),
                 Some(Event::Taken(client)) => clients.taken(client),
                 Some(Event::NotTaken(client)) => clients.close(client),
                 Some(Event::Ready(_)) | None => bail!("no such event"),

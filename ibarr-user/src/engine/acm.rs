@@ -79,7 +79,7 @@ impl Engine {
     }
 
     fn admit(&mut self, now: Instant, stream: OwnedFd, user: User) -> Option<ClientId> {
-        let client = self.acm.clients.admit(stream).ok()?;
+        let client = self.acm.clients.admit(stream, user).ok()?;
         self.tell_acm(now, Input::Connected { client, user });
         Some(client)
     }

@@ -16,7 +16,7 @@ use crate::control::messages::{
 };
 
 /// Pages that were requested and not made yet: one is made per turn, in the order of the requests.
-/// There are at most as many as connections.
+/// A connection waits for one at most, and each user has a share of the connections.
 #[derive(Debug, Default)]
 pub(super) struct Pages(VecDeque<(Asked, oneshot::Sender<Response>)>);
 

@@ -16,6 +16,7 @@ use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::{client, server};
 use ibarr_proto::local_service::Nudged;
 use ibarr_proto::local_view::LocalView;
+use ibarr_proto::places::{Room, User};
 use ibarr_proto::sa::{PortIndex, Transmit};
 use ibarr_proto::trace::{
     Caller, Event, Filter, Outcome, Packet, PeerReply, Step, Subject, Tie, Verdict,
@@ -35,8 +36,8 @@ use crate::control::messages::{
 use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{self, RouteAnswer};
 
-/// Tracers at once. A further one is refused.
-const MOST: usize = 4;
+/// Tracers at once.
+const ROOM: Room = Room { all: 8, of_user: 4 };
 
 /// Those that watch.
 #[derive(Default)]
@@ -51,6 +52,7 @@ pub(super) struct Wanted {
 }
 
 struct Tracer {
+    user: User,
     only: Option<Filter>,
     packets: Packets,
     ends_at: Option<Instant>,
@@ -150,12 +152,18 @@ impl Engine {
     pub(super) fn begin_trace(
         &mut self,
         now: Instant,
+        user: User,
         wanted: Wanted,
         events: Option<mpsc::Sender<Response>>,
         end: oneshot::Sender<Response>,
     ) {
-        let Some(events) = events.filter(|_| self.tracers.0.len() < MOST) else {
-            let message = format!("{MOST} traces run already: end one of them");
+        let own = self.tracers.0.iter().filter(|tracer| tracer.user == user).count();
+        let has_room = ROOM.admits(user, own, self.tracers.0.len());
+        let Some(events) = events.filter(|_| has_room) else {
+            let Room { all, of_user } = ROOM;
+            let message = format!(
+                "{own} traces of yours run already, at most {of_user}, and at most {all} of all users: end one of them"
+            );
             // The caller may have disconnected.
             return drop(end.send(Failure { kind: FailureKind::Overloaded, message }.into()));
         };
@@ -169,7 +177,8 @@ impl Engine {
         });
         let ends_at = time.map(|time| now + Duration::from(time));
         let packets = if packets { Packets::Wanted } else { Packets::Unwanted };
-        let tracer = Tracer { only, packets, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
+        let tracer =
+            Tracer { user, only, packets, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
         self.tracers.0.push(tracer);
         self.node.trace().set(true);
         info!(traces = self.tracers.0.len(), "a trace of requests begins");
@@ -255,10 +264,10 @@ impl Engine {
     pub(super) fn trace_route(&mut self, now: Instant, answer: &rtnetlink::Answer) {
         if self.node.trace().is_on() {
             let (question, step) = match *answer {
-                rtnetlink::Answer::Route(RouteAnswer { candidate, route: Ok(route) }) => {
+                rtnetlink::Answer::Route(RouteAnswer { candidate, route: Ok(route), .. }) => {
                     (candidate.question, Step::Route(route))
                 }
-                rtnetlink::Answer::Route(RouteAnswer { candidate, route: Err(why) }) => {
+                rtnetlink::Answer::Route(RouteAnswer { candidate, route: Err(why), .. }) => {
                     (candidate.question, Step::NoRoute { cause: why.to_string() })
                 }
                 rtnetlink::Answer::Neighbour { question, entry } => {
@@ -502,8 +511,17 @@ mod tests {
         let (end, mut ended) = oneshot::channel();
         let (only, ends_at) = (None, Some(Instant::BOOT));
         let packets = Packets::Unwanted;
-        let mut tracer =
-            Tracer { only, packets, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
+        let mut tracer = Tracer {
+            user: User::ROOT,
+            only,
+            packets,
+            ends_at,
+            events,
+            end,
+            shown: 0,
+            lost: 0,
+            untold: 0,
+        };
         for chain in 1..=5 {
             tracer.show(&event(chain));
         }
@@ -528,6 +546,7 @@ mod tests {
         let (events, read) = mpsc::channel(2);
         let (end, _) = oneshot::channel();
         let tracer = Tracer {
+            user: User::ROOT,
             only: None,
             packets: Packets::Unwanted,
             ends_at: None,

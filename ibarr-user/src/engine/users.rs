@@ -64,7 +64,7 @@ impl Engine {
             }
             Request::Trace { only, for_ms, kernel } => {
                 let wanted = Wanted { only, time: for_ms, packets: kernel };
-                return self.begin_trace(now, wanted, each, answer);
+                return self.begin_trace(now, user, wanted, each, answer);
             }
             Request::LogLevel { change } => self.log_level(now, change.as_ref()),
         };

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use ibarr_common::wire::acm::{MAX_REQUEST_LEN, length};
 use ibarr_proto::acm::ClientId;
+use ibarr_proto::places::{Places, Room};
 use ibarr_proto::shares::User;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -30,7 +31,7 @@ use nix::sys::stat::fstat;
 use nix::sys::time::{TimeVal, TimeValLike as _};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
 use tracing::debug;
@@ -47,8 +48,9 @@ use crate::sys::peer;
 /// that needs several replies that it has not read.
 const READING: Duration = Duration::from_secs(2);
 
-/// How many bytes of replies may wait for room in all sockets. A client above that loses its connection.
-const WAITING: usize = 4 << 20;
+/// How many replies, of 64 KiB at most, may wait for room in their sockets. A client above that, or one that gives
+/// way, loses its connection.
+const WAITING: Room = Room { all: 64, of_user: 16 };
 
 /// Pause after an error of accept(2).
 const PAUSE: Duration = Duration::from_millis(100);
@@ -64,14 +66,6 @@ pub enum Event {
     Taken(ClientId),
     /// It has not.
     NotTaken(ClientId),
-}
-
-/// The part of a reply for which a socket has no room.
-#[derive(Debug)]
-struct Rest {
-    bytes: Vec<u8>,
-    /// Its part of [`WAITING`].
-    _room: OwnedSemaphorePermit,
 }
 
 /// What a client has sent.
@@ -96,8 +90,8 @@ pub struct Clients {
     next: u64,
     ready: mpsc::UnboundedSender<ClientId>,
     last: LastReply,
-    /// For the rests of replies.
-    room: Arc<Semaphore>,
+    /// Those that have no room for their reply.
+    full: Places<ClientId>,
     reading: Duration,
 }
 
@@ -114,6 +108,7 @@ impl Drop for Listening {
 #[derive(Debug)]
 struct Client {
     stream: AsyncFd<OwnedFd>,
+    user: User,
     /// Of the socket.
     inode: u64,
     tells: Arc<Tells>,
@@ -180,9 +175,9 @@ impl Clients {
         ready: mpsc::UnboundedSender<ClientId>,
         last: LastReply,
     ) -> Self {
-        let room = Arc::new(Semaphore::new(WAITING));
+        let full = Places::new(WAITING);
         let by_id = HashMap::new();
-        Self { events, by_id, next: 0, ready, last, room, reading: READING }
+        Self { events, by_id, next: 0, ready, last, full, reading: READING }
     }
 
     /// Ends what a killed daemon has begun for its client. Returns whether that can go on; otherwise it is closed.
@@ -195,8 +190,7 @@ impl Clients {
             Ok(Left::Rest) | Err(_) => false,
         };
         if !can_go_on {
-            // The client may have closed it already.
-            let _ = shutdown(stream.as_raw_fd(), Shutdown::Both);
+            hang_up(stream);
         }
         can_go_on
     }
@@ -205,14 +199,14 @@ impl Clients {
     ///
     /// # Errors
     /// If the runtime cannot watch it.
-    pub fn admit(&mut self, stream: OwnedFd) -> io::Result<ClientId> {
+    pub fn admit(&mut self, stream: OwnedFd, user: User) -> io::Result<ClientId> {
         let inode = fstat(&stream)?.st_ino;
         let id = ClientId(self.next);
         self.next += 1;
         let stream = fd::watch(stream, Interest::READABLE)?;
         let ready = self.ready.clone();
         let tells = Arc::new(Tells { client: id, ready, has_told: AtomicBool::new(false) });
-        let client = Client { stream, inode, tells, asked: None };
+        let client = Client { stream, user, inode, tells, asked: None };
         if client.watch() {
             client.tells.wake_by_ref();
         }
@@ -281,15 +275,15 @@ impl Clients {
     /// `None` if there is no room for it.
     fn write_later(&mut self, id: ClientId, rest: &[u8]) -> Option<()> {
         let client = self.by_id.get_mut(&id)?;
-        let len = u32::try_from(rest.len()).ok()?;
-        let room = Arc::clone(&self.room).try_acquire_many_owned(len).ok()?;
         let stream = client.stream.get_ref().try_clone().ok()?;
         let stream = fd::watch(stream, Interest::WRITABLE).ok()?;
         client.asked = Some(Asked { len: 0, is_more: true });
-        let rest = Rest { bytes: rest.to_vec(), _room: room };
-        let (events, reading) = (self.events.clone(), self.reading);
+        if let Some(gone) = self.full.take(client.user, id).ok()? {
+            self.by_id.get(&gone).inspect(|gone| hang_up(gone.stream.get_ref()));
+        }
+        let (events, reading, rest) = (self.events.clone(), self.reading, rest.to_vec());
         tokio::spawn(async move {
-            let written = timeout(reading, write(&stream, &rest.bytes)).await;
+            let written = timeout(reading, write(&stream, &rest)).await;
             drop((stream, rest));
             let event = if let Ok(Ok(())) = written { Event::Taken } else { Event::NotTaken };
             // The engine may have ended.
@@ -300,6 +294,7 @@ impl Clients {
 
     /// Reads the client's next message.
     pub fn taken(&mut self, id: ClientId) {
+        self.full.leave(id);
         if let Some(client) = self.by_id.get_mut(&id) {
             client.asked = None;
             mark_half_a_reply(client.stream.get_ref(), false);
@@ -312,13 +307,19 @@ impl Clients {
         self.by_id.clear();
     }
 
-    /// Closes a connection, although systemd may have it, too.
+    /// Closes the connection.
     pub fn close(&mut self, client: ClientId) {
+        self.full.leave(client);
         if let Some(Client { stream, .. }) = self.by_id.remove(&client) {
-            // The client may have closed it already.
-            let _ = shutdown(stream.as_raw_fd(), Shutdown::Both);
+            hang_up(stream.get_ref());
         }
     }
+}
+
+/// Closes a connection, although systemd and a task may have it, too.
+fn hang_up(stream: &OwnedFd) {
+    // The client may have closed it already.
+    let _ = shutdown(stream.as_raw_fd(), Shutdown::Both);
 }
 
 /// Accepts connections. Must be called within a runtime.
@@ -378,6 +379,8 @@ mod tests {
 
     use super::*;
 
+    const USER: User = User(1);
+
     /// The longest reply.
     const LONGEST: usize = u16::MAX as usize;
 
@@ -423,7 +426,7 @@ mod tests {
     async fn client_that_is_ready_waits_in_the_queue_once() {
         let (mut clients, mut received) = clients();
         let (here, mut there) = connection();
-        clients.admit(here).unwrap();
+        clients.admit(here, USER).unwrap();
         there.write_all(&REQUEST).unwrap();
         let (client, _) = next(&mut clients, &mut received).await;
         assert!(clients.reply(client, &[9; 16]));
@@ -443,12 +446,12 @@ mod tests {
     async fn longest_reply_is_one_write_into_a_socket_of_the_usual_size() {
         let (mut clients, mut received) = clients();
         let (here, mut there) = connection();
-        clients.admit(here).unwrap();
+        clients.admit(here, USER).unwrap();
         for _ in 0..3 {
             there.write_all(&REQUEST).unwrap();
             let (client, _) = next(&mut clients, &mut received).await;
             assert!(clients.reply(client, &vec![7; LONGEST]));
-            assert_eq!(clients.room.available_permits(), WAITING, "no rest");
+            assert_eq!(clients.full.taken(), 0, "no rest");
             let mut reply = vec![0; LONGEST];
             there.read_exact(&mut reply).unwrap();
         }
@@ -459,14 +462,14 @@ mod tests {
         let (mut clients, mut received) = clients();
         let (small, mut slow) = connection();
         setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
-        clients.admit(small).unwrap();
+        clients.admit(small, USER).unwrap();
         slow.write_all(&REQUEST).unwrap();
         let (client, _) = next(&mut clients, &mut received).await;
         let reply: Vec<_> = (0..LONGEST).map(|at| u8::try_from(at % 251).unwrap()).collect();
         assert!(clients.reply(client, &reply));
-        assert!(clients.room.available_permits() < WAITING, "a rest waits");
+        assert_eq!(clients.full.taken(), 1, "a rest waits");
         let (here, mut other) = connection();
-        clients.admit(here).unwrap();
+        clients.admit(here, USER).unwrap();
         other.write_all(&REQUEST).unwrap();
         let (client, _) = next(&mut clients, &mut received).await;
         assert!(clients.reply(client, &[9; 16]));
@@ -480,7 +483,7 @@ mod tests {
         });
         // The next request is read after the reply.
         let (_, len) = next(&mut clients, &mut received).await;
-        assert_eq!((len, clients.room.available_permits()), (REQUEST.len(), WAITING));
+        assert_eq!((len, clients.full.taken()), (REQUEST.len(), 0));
         assert!(reading.await.unwrap().0 == reply);
     }
 
@@ -490,7 +493,7 @@ mod tests {
         let (small, mut slow) = connection();
         setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
         let copies = [(); 2].map(|()| small.try_clone().unwrap());
-        clients.admit(small).unwrap();
+        clients.admit(small, USER).unwrap();
         slow.write_all(&REQUEST).unwrap();
         let (client, _) = next(&mut clients, &mut received).await;
         assert!(clients.settle(&copies[0]), "nothing was written yet");
@@ -512,22 +515,38 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rests_of_all_replies_are_bounded() {
+    async fn users_with_full_sockets_leave_room_for_a_newcomer_and_root() {
         let (mut clients, mut received) = clients();
         let mut kept = Vec::new();
-        let (mut held, mut refused) = (0, 0);
-        for _ in 0..WAITING / LONGEST + 10 {
-            let (small, mut slow) = connection();
-            setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
-            clients.admit(small).unwrap();
-            slow.write_all(&REQUEST).unwrap();
-            let (client, _) = next(&mut clients, &mut received).await;
-            let has_room = clients.reply(client, &vec![7; LONGEST]);
-            (held, refused) = (held + usize::from(has_room), refused + usize::from(!has_room));
-            kept.push(slow);
+        let mut held = [0; 7];
+        for user in [1, 2, 3, 4, 5, 6, 0] {
+            for _ in 0..WAITING.of_user + 2 {
+                let (small, mut slow) = connection();
+                setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
+                clients.admit(small, User(user)).unwrap();
+                slow.write_all(&REQUEST).unwrap();
+                // Those that have given way are ready, too.
+                let client = loop {
+                    let client = received.ready.recv().await.unwrap();
+                    if let Sent::Message(_) = clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
+                        break client;
+                    }
+                };
+                let has_room = clients.reply(client, &vec![7; LONGEST]);
+                held[usize::try_from(user).unwrap()] += usize::from(has_room);
+                kept.push((client, slow));
+            }
         }
-        assert!(held > 0 && refused > 0, "{held} {refused}");
-        assert!(clients.room.available_permits() < LONGEST);
+        assert_eq!(held[1], WAITING.of_user);
+        assert!(held.iter().all(|held| *held > 0), "{held:?}");
+        assert_eq!(clients.full.taken(), WAITING.all);
+        // The first have given way.
+        let Some(Event::NotTaken(gone)) = received.others.recv().await else { panic!() };
+        assert!(kept[..WAITING.of_user].iter().any(|(client, _)| *client == gone));
+        for (client, _) in &kept {
+            clients.close(*client);
+        }
+        assert_eq!(clients.full.taken(), 0);
     }
 
     #[tokio::test]
@@ -536,11 +555,12 @@ mod tests {
         clients.reading = Duration::ZERO;
         let (small, mut slow) = connection();
         setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
-        clients.admit(small).unwrap();
+        clients.admit(small, USER).unwrap();
         slow.write_all(&REQUEST).unwrap();
         let (client, _) = next(&mut clients, &mut received).await;
         assert!(clients.reply(client, &vec![7; LONGEST]));
         let Some(Event::NotTaken(other)) = received.others.recv().await else { panic!() };
-        assert_eq!((other, clients.room.available_permits()), (client, WAITING));
+        clients.close(other);
+        assert_eq!((other, clients.full.taken()), (client, 0));
     }
 }
