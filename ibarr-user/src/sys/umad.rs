@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
 
 use ibarr_common::wire::umad::{AgentId, Register2Wire};
 use nix::errno::Errno;
@@ -77,17 +78,32 @@ fn is_socket(path: &Path) -> bool {
 pub struct Device {
     fd: AsyncFd<OwnedFd>,
     agent: AgentId,
+    _last: Last,
+}
+
+/// A second descriptor of a device, which a thread closes after the first: the last close(2) waits until the kernel has
+/// ended all that the agents have begun.
+#[derive(Debug)]
+struct Last(Option<OwnedFd>);
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        let last = self.0.take();
+        // If there is no thread, it is closed here.
+        drop(thread::Builder::new().name("umad".to_owned()).spawn(move || drop(last)));
+    }
 }
 
 impl Device {
     /// Registers the device with the runtime. Must be called within one.
     ///
     /// # Errors
-    /// Errors of epoll_ctl(2).
+    /// Errors of dup(2) and epoll_ctl(2).
     pub fn adopt(opened: Opened) -> io::Result<Self> {
         let Opened { fd, agent } = opened;
+        let last = Last(Some(fd.try_clone()?));
         let fd = fd::watch(fd, Interest::READABLE)?;
-        Ok(Self { fd, agent })
+        Ok(Self { fd, agent, _last: last })
     }
 
     /// The kernel's id of our agent.

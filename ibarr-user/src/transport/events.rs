@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ impl Events {
     /// # Errors
     /// If the thread cannot be started.
     pub fn watch(&self, device: DeviceName) -> io::Result<()> {
-        let mut watched = self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.shared.watched();
         if watched.contains(&device) {
             return Ok(());
         }
@@ -131,6 +131,10 @@ impl End {
 }
 
 impl Shared {
+    fn watched(&self) -> MutexGuard<'_, BTreeSet<DeviceName>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn device(&self, device: DeviceName) {
         loop {
             let reason = match self.source.open(device) {
@@ -150,9 +154,9 @@ impl Shared {
             if self.end.comes_within(self.pause) {
                 return;
             }
-            let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-            if !self.is_there(device) {
-                watched.remove(&device);
+            // The engine takes this lock, too, so it is not held while sysfs is asked.
+            self.watched().remove(&device);
+            if !self.is_there(device) || !self.watched().insert(device) {
                 return;
             }
         }
