@@ -9,6 +9,7 @@ mod acm;
 mod asking;
 mod bench;
 mod burst;
+mod calls;
 mod control;
 mod demo;
 mod doctor;

@@ -14,7 +14,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::daemon::{Daemon, name, request};
 use crate::machine::Machine;
 
-fn administrator() -> Administrator {
+pub(crate) fn administrator() -> Administrator {
     let mut subnet = Subnet::new(SubnetPrefix::DEFAULT);
     for guid in 1..=8 {
         let port = AddressedPort { lid: Lid::new(guid).unwrap(), pkeys: vec![PKey::DEFAULT] };
@@ -23,11 +23,11 @@ fn administrator() -> Administrator {
     Administrator::new(StandIn::new(subnet, Lid::new(1).unwrap(), 1))
 }
 
-fn gid(guid: u8) -> Gid {
+pub(crate) fn gid(guid: u8) -> Gid {
     format!("fe80::{guid:x}").parse().unwrap()
 }
 
-fn port(directory: &Directory, sa: &Administrator) -> Port {
+pub(crate) fn port(directory: &Directory, sa: &Administrator) -> Port {
     let shown = Shown::active(Lid::new(8).unwrap(), gid(8), Lid::new(1).unwrap());
     Port::new(directory, name(), 0, Some(shown), sa.clone()).unwrap()
 }

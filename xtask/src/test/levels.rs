@@ -374,7 +374,8 @@ fn root_and_tools(bench: &Bench<'_>) -> Result<Toolbox, Outcome> {
     if bench.privilege == Privilege::Unprivileged {
         return Err(Outcome::NotRun(NO_ROOT.to_owned()));
     }
-    toolbox(bench, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL, &tools::NFTABLES])
+    let of_network = [&tools::IPROUTE2, &tools::ETHTOOL, &tools::NFTABLES];
+    toolbox(bench, &[&of_network[..], &[&tools::BPFTOOL, &tools::STRACE]].concat())
 }
 
 /// The programs of `sets`, or why they cannot be fetched.

@@ -40,6 +40,15 @@ pub(crate) const NFTABLES: Set = Set {
     suites: &[],
 };
 
+/// Shows system calls, for the test of those of the engine's thread.
+pub(crate) const STRACE: Set = Set {
+    name: "strace",
+    purpose: "shows which system calls the daemon's engine makes, for system tests",
+    programs: &["strace"],
+    packages: &["strace"],
+    suites: &[],
+};
+
 /// A terminal for tests.
 pub(crate) const TMUX: Set = Set {
     name: "tmux",
@@ -196,6 +205,7 @@ pub(super) const SETS: &[&Set] = &[
     &BPFTOOL,
     &ETHTOOL,
     &NFTABLES,
+    &STRACE,
     &TMUX,
     &PROMETHEUS,
     &LIBFUZZER,
