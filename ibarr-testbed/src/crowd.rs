@@ -2,7 +2,10 @@
 
 //! A user that opens as many connections to a control socket as it can.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +21,7 @@ pub struct Crowd {
     answers: AtomicU64,
 }
 
-/// Makes `connections` to `socket`, sends `text` on each, with its number for `%` and NUL for `@`, and prints `ready`.
+/// Makes `connections` to `socket`, a file or a TCP address and port, sends `text` on each, with its number for `%` and NUL for `@`, and prints `ready`.
 /// Holds them until standard input ends. With `again`, each waits for its answer instead, and then asks
 /// on a new connection.
 ///
@@ -39,12 +42,20 @@ pub fn press(socket: &Path, connections: usize, text: &str, again: bool) -> Resu
 }
 
 impl Crowd {
-    fn connect(&self, socket: &Path, text: &str) -> io::Result<UnixStream> {
-        let mut stream = UnixStream::connect(socket)?;
+    fn connect(&self, socket: &Path, text: &str) -> io::Result<File> {
+        let address = socket.to_str().and_then(|text| text.parse::<SocketAddr>().ok());
+        let mut stream = File::from(match address {
+            Some(address) => OwnedFd::from(TcpStream::connect(address)?),
+            None => UnixStream::connect(socket)?.into(),
+        });
         self.connections.fetch_add(1, Ordering::Relaxed);
         match stream.write_all(text.as_bytes()) {
             // The daemon has closed it already.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(stream),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+            {
+                Ok(stream)
+            }
             sent => sent.map(|()| stream),
         }
     }

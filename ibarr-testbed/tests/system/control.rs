@@ -2,8 +2,10 @@
 
 //! The control socket under a user without privileges that takes as much of it as it can.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -14,6 +16,7 @@ use ibarr_testbed::start::program;
 use serde_json::Value;
 
 use crate::machine::{MARKER, Machine, ibarr, read_until, said};
+use crate::responder::rig::ip;
 
 const NOBODY: u32 = 65534;
 
@@ -92,20 +95,35 @@ fn users_with_all_connections_lock_out_neither_root_nor_another() {
 
 #[test]
 fn half_requests_for_metrics_lock_out_no_scraper() {
-    const HALF: &str = "GET /metrics HTTP/1.1\r\n";
     let daemon = Daemon::start();
     let socket = daemon.machine.directory().join("metrics.sock");
     Daemon::until(|| socket.exists());
+    crowd_out(&daemon, &socket, || UnixStream::connect(&socket).unwrap().into());
+}
+
+#[test]
+fn half_requests_for_metrics_over_tcp_lock_out_no_scraper() {
+    const AT: &str = "127.0.0.1:9792";
+    let machine = Machine::new();
+    ip("link set lo up");
+    let daemon = Daemon::start_on(machine, AT);
+    Daemon::until(|| TcpStream::connect(AT).is_ok());
+    crowd_out(&daemon, Path::new(AT), || TcpStream::connect(AT).unwrap().into());
+}
+
+/// Six users hold more connections than there are, with half a request each. Root and another user ask meanwhile.
+fn crowd_out(daemon: &Daemon, socket: &Path, connect: impl Fn() -> OwnedFd) {
+    const HALF: &str = "GET /metrics HTTP/1.1\r\n";
     let crowds =
         [(1, "8"), (2, "1000"), (3, "8"), (4, "8"), (5, "8"), (6, "8")].map(|(user, many)| {
             let arguments = ["--connections", many, "--text", HALF];
-            let mut crowd = daemon.crowd_at("metrics.sock", NOBODY - user, &arguments);
+            let mut crowd = daemon.crowd_at(socket, NOBODY - user, &arguments);
             read_until(&mut crowd, "ready");
             crowd
         });
     let whole = format!("{HALF}Host: x\r\n\r\n");
     for _ in 0..30 {
-        let mut stream = UnixStream::connect(&socket).unwrap();
+        let mut stream = File::from(connect());
         stream.write_all(whole.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
@@ -114,7 +132,7 @@ fn half_requests_for_metrics_lock_out_no_scraper() {
     let arguments = ["--connections", "1", "--again", "--text", &whole];
     let mut told = 0;
     while told < 30 {
-        told += answered(daemon.crowd_at("metrics.sock", NOBODY, &arguments));
+        told += answered(daemon.crowd_at(socket, NOBODY, &arguments));
     }
     for mut crowd in crowds {
         drop(crowd.stdin.take());
@@ -142,6 +160,11 @@ struct Daemon {
 impl Daemon {
     fn start() -> Self {
         let machine = Machine::new();
+        let metrics = machine.directory().join("metrics.sock");
+        Self::start_on(machine, &format!("unix:{}", metrics.display()))
+    }
+
+    fn start_on(machine: Machine, metrics: &str) -> Self {
         let directory = machine.directory();
         // The other user must be able to run these, too.
         for program in [ibarr(), Path::new(env!("CARGO_BIN_EXE_ibarr-testbed"))] {
@@ -149,8 +172,7 @@ impl Daemon {
         }
         fs::set_permissions(directory, Permissions::from_mode(0o755)).unwrap();
         let config = directory.join("ibarr.toml");
-        let metrics = directory.join("metrics.sock");
-        let metrics = format!("[metrics]\nlisten = \"unix:{}\"\n", metrics.display());
+        let metrics = format!("[metrics]\nlisten = \"{metrics}\"\n");
         fs::write(&config, format!("responder = \"user\"\n{metrics}")).unwrap();
         let mut command = program("sh");
         command.args(["-ec", "exec \"$@\" 2>&1", "sh"]).arg(directory.join("ibarr"));
@@ -184,12 +206,11 @@ impl Daemon {
     }
 
     fn crowd(&self, user: u32, arguments: &[&str]) -> Child {
-        self.crowd_at("control.sock", user, arguments)
+        self.crowd_at(&self.machine.directory().join("control.sock"), user, arguments)
     }
 
-    fn crowd_at(&self, socket: &str, user: u32, arguments: &[&str]) -> Child {
+    fn crowd_at(&self, socket: &Path, user: u32, arguments: &[&str]) -> Child {
         let mut command = self.command("ibarr-testbed");
-        let socket = self.machine.directory().join(socket);
         command.arg("crowd").arg("--socket").arg(socket).args(arguments).uid(user).gid(NOBODY);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
     }
