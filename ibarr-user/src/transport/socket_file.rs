@@ -45,7 +45,7 @@ pub enum Error {
 pub struct SocketFile {
     path: PathBuf,
     /// While it is open, no other file gets its inode number.
-    pub(super) listener: UnixListener,
+    listener: UnixListener,
     file: (u64, u64),
     repair: Repair,
 }
