@@ -439,10 +439,10 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn each_datagram_of_a_batch_is_answered_from_its_destination() {
+        const SENT: u8 = 100;
         if !on_own_network(|| ()) {
             return;
         }
-        const SENT: u8 = 100;
         for (family, near, far) in
             [(Family::V4, "127.0.0.1", "127.0.0.7"), (Family::V6, "::1", "::1")]
         {
@@ -506,10 +506,10 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn datagrams_beyond_the_receive_buffer_are_counted() {
+        const SENT: usize = 2000;
         if !on_own_network(|| ()) {
             return;
         }
-        const SENT: usize = 2000;
         let socket = UdpSocket::bind(Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         let held = udp_options::widen(&socket, 300_000).unwrap();

@@ -286,10 +286,10 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn refused_queries_are_reported_and_no_reply_is_lost() {
+        const ROUNDS: u32 = 100;
         if !on_own_network(|| ()) {
             return;
         }
-        const ROUNDS: u32 = 100;
         for (host, target) in [("127.0.0.1", "10.2.0.5"), ("::1", "fd00:2::5")] {
             let [host, target]: [IpAddr; 2] = [host, target].map(|text| text.parse().unwrap());
             let (sender, mut heard) = mpsc::channel(1024);

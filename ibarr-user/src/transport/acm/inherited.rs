@@ -121,10 +121,10 @@ mod tests {
 
     #[test]
     fn inherited_descriptor_of_another_kind_is_refused() {
+        use AddressFamily::{Inet, Netlink, Unix};
         if !on_own_network(|| ()) {
             return;
         }
-        use AddressFamily::{Inet, Netlink, Unix};
         let dir = ShortDir::new();
         let listener = || UnixListener::bind(dir.path().join("acm")).unwrap();
         let server = tcp(Ipv4Addr::LOCALHOST);
