@@ -71,8 +71,8 @@ pub const LATELY: Duration = Duration::from_secs(3);
 /// time once the request is older than [`LATELY`]: the kernel itself does not ask again.
 pub const RETRY: Duration = Duration::from_millis(500);
 
-/// How long a given answer is remembered for repetitions of its request.
-pub const MEMORY: Duration = Duration::from_secs(5);
+/// How long an answer is given to repetitions of its request: nudges bring them within that time.
+pub const MEMORY: Duration = Duration::from_secs(1);
 
 /// Maximum number of answers to one request that are followed by nudges. The first nudge makes the
 /// kernel look at the answer; if the answer came too early, the kernel repeats the request and gets
