@@ -9,7 +9,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ls::{ResolveIp, Seq, Timeout};
-use ibarr_proto::local_service;
+use ibarr_proto::local_service::{self, MEMORY};
 
 use super::World;
 use super::kernel_claims::header;
@@ -247,7 +247,13 @@ impl World {
         // An answer may be repeated, or have waited for room.
         let has_waited = self.machines[id].troubles.until(Trouble::Clogged) >= dealt.asked_at;
         let is_new = dealt.is_first() && !has_waited;
-        self.check_age(id, target, gid, if is_new { self.now } else { dealt.asked_at });
+        let late = self.slept_lately(Some(id), dealt.asked_at) + ms(100);
+        let since = match (is_new, has_waited) {
+            (true, _) => self.now,
+            (false, false) => dealt.asked_at.max(before(self.now, MEMORY + late)),
+            (false, true) => dealt.asked_at,
+        };
+        self.check_age(id, target, gid, since);
     }
 
     /// Checks a reply: the machine has the address, or had it until a moment ago.
