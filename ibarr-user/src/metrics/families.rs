@@ -30,18 +30,6 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
-    /// Its name in the document.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Info => "info",
-            Self::Histogram => "histogram",
-        }
-    }
-}
-
 impl Family {
     /// The name without the suffix of its kind.
     pub(super) fn stem(&self) -> &'static str {
@@ -132,7 +120,7 @@ mod tests {
              form has no native histograms.\n\n| metric | kind | meaning | labels |\n|---|---|---|---|\n",
         );
         for Family { text, kind, help, labels, .. } in FAMILIES {
-            let kind = kind.name();
+            let kind = format!("{kind:?}").to_lowercase();
             let labels: Vec<_> =
                 labels.iter().map(|(name, values)| format!("`{name}`: {values}")).collect();
             let labels = labels.join("; ");

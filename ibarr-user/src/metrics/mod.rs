@@ -6,9 +6,13 @@
 mod families;
 pub mod server;
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use ibarr_proto::durations::Durations;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
 
 pub use self::families::{FAMILIES, Family, Kind, Name};
 use crate::control::messages::MetricsForm as Form;
@@ -57,56 +61,70 @@ impl Snapshot {
 
     /// The document.
     pub fn text(&self, form: Form) -> String {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(self.clone()));
         let mut document = String::new();
         // A String takes everything.
-        let _ = self.write(form, &mut document);
-        document
-    }
-
-    fn write(&self, form: Form, to: &mut String) -> fmt::Result {
-        for family in FAMILIES {
-            let Family { text, kind, .. } = family;
-            // OpenMetrics names the family, Prometheus its samples, and knows no kind `info`.
-            let (name, kind) = match form {
-                Form::OpenMetrics => (family.stem(), kind.name()),
-                Form::Prometheus if *kind == Kind::Info => (*text, Kind::Gauge.name()),
-                Form::Prometheus => (*text, kind.name()),
-            };
-            writeln!(to, "# HELP {name} {}.\n# TYPE {name} {kind}", family.first_line())?;
-            for sample in self.samples.iter().filter(|sample| sample.of == family.name) {
-                let names = family.labels.iter().map(|(name, _)| *name);
-                let labels: Vec<_> = names.zip(&sample.labels).map(label).collect();
-                sample.value.write(text, &labels, to)?;
-            }
+        let _ = text::encode(&mut document, &registry);
+        match form {
+            Form::OpenMetrics => document,
+            Form::Prometheus => prometheus(&document),
         }
-        to.write_str(if form == Form::OpenMetrics { "# EOF\n" } else { "" })
     }
 }
 
-fn label((name, value): (&str, &String)) -> String {
-    let value = value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
-    format!("{name}=\"{value}\"")
+/// OpenMetrics as Prometheus' text, which names samples in its heads, and has no kind `info` and no end.
+fn prometheus(document: &str) -> String {
+    let mut document = document.replace("# EOF\n", "").replace(" info\n", " gauge\n");
+    for family in FAMILIES.iter().filter(|family| family.stem() != family.text) {
+        for word in ["HELP", "TYPE"] {
+            let head = |name| format!("# {word} {name} ");
+            document = document.replace(&head(family.stem()), &head(family.text));
+        }
+    }
+    document
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        for family in FAMILIES {
+            let kind = match family.kind {
+                Kind::Counter => MetricType::Counter,
+                Kind::Gauge => MetricType::Gauge,
+                Kind::Info => MetricType::Info,
+                Kind::Histogram => MetricType::Histogram,
+            };
+            let mut metric =
+                encoder.encode_descriptor(family.stem(), family.first_line(), None, kind)?;
+            for sample in self.samples.iter().filter(|sample| sample.of == family.name) {
+                let names = family.labels.iter().map(|(name, _)| *name);
+                let labels: Vec<_> = names.zip(sample.labels.iter().map(String::as_str)).collect();
+                if family.kind == Kind::Info {
+                    metric.encode_info(&labels.as_slice())?;
+                } else if labels.is_empty() {
+                    sample.value.encode(&mut metric)?;
+                } else {
+                    sample.value.encode(&mut metric.encode_family(&labels.as_slice())?)?;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Value {
-    fn write(&self, name: &str, labels: &[String], to: &mut String) -> fmt::Result {
-        let labels = match labels {
-            [] => String::new(),
-            labels => format!("{{{}}}", labels.join(",")),
-        };
+    fn encode(&self, to: &mut MetricEncoder<'_>) -> fmt::Result {
         match self {
-            Self::Number(number) => writeln!(to, "{name}{labels} {number:?}"),
-            Self::Count(count) => writeln!(to, "{name}{labels} {count}"),
+            Self::Number(number) => to.encode_gauge(number),
+            Self::Count(count) => to.encode_counter::<NoLabelSet, u64, f64>(count, None),
             Self::Durations(durations) => {
-                let mut below = 0;
-                for (end, count) in durations.buckets() {
-                    below += count;
-                    let end = end.map(|end| format!("{:?}", end.as_secs_f64()));
-                    let end = end.as_deref().unwrap_or("+Inf");
-                    writeln!(to, "{name}_bucket{{le=\"{end}\"}} {below}")?;
-                }
-                writeln!(to, "{name}_sum {:?}", durations.sum().as_secs_f64())?;
-                writeln!(to, "{name}_count {below}")
+                let buckets: Vec<_> = durations
+                    .buckets()
+                    .map(|(end, count)| (end.map_or(f64::INFINITY, |end| end.as_secs_f64()), count))
+                    .collect();
+                let count = buckets.iter().map(|(_, count)| count).sum();
+                let sum = durations.sum().as_secs_f64();
+                to.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
             }
         }
     }
@@ -134,7 +152,7 @@ mod tests {
         let samples = [
             "ibarr_ip2gid_requests_total{result=\"found\",source=\"cache\"} 7\n",
             "ibarr_health{subsystem=\"sa\",of=\"mlx5_0/1\"} 1.0\n",
-            "ibarr_build_info{version=\"1.0.0\"} 1.0\n",
+            "ibarr_build_info{version=\"1.0.0\"} 1\n",
             "ibarr_resolve_duration_seconds_bucket{le=\"0.001\"} 0\n",
             "ibarr_resolve_duration_seconds_bucket{le=\"0.005\"} 1\n",
             "ibarr_resolve_duration_seconds_bucket{le=\"+Inf\"} 1\n",
@@ -155,11 +173,5 @@ mod tests {
             let families = text.lines().filter(|line| line.starts_with("# TYPE ibarr_")).count();
             assert_eq!(families, FAMILIES.len());
         }
-    }
-
-    #[test]
-    fn label_is_escaped() {
-        let written = label(("a", &"x\\y\"z\n".to_owned()));
-        assert_eq!(written, r#"a="x\\y\"z\n""#);
     }
 }
