@@ -21,7 +21,6 @@ mod responder;
 mod rtnetlink;
 mod standin;
 mod umad;
-mod vrf;
 
 #[path = "../opensm/daemon.rs"]
 #[expect(dead_code, reason = "the tests with OpenSM use the rest")]

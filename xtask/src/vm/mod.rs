@@ -453,11 +453,9 @@ fn prepare_responder(
         prepared.programs.extend(libraries::program(Path::new("/"), name)?);
     }
     let rounds = format!("IBARR_TEST_ROUNDS={rounds}");
-    // Elsewhere the tests with a VRF are only reported if there is none.
-    let mut command = vec!["IBARR_UNDER_TEST=ibarr", "IBARR_TEST_VRF=1", &rounds, "/bin/system"];
+    let mut command = vec!["IBARR_UNDER_TEST=ibarr", &rounds, "/bin/system"];
     match half {
         Some(Half::First) => command.extend(LONGEST),
-        _ if filter == RESPONDER => command.extend([filter, "vrf::"]),
         _ => command.push(filter),
     }
     if half == Some(Half::Second) {

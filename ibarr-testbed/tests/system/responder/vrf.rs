@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! An interface in a VRF, on kernels that have them: the level vm-responder alone runs these tests.
+//! An interface in a VRF, on kernels that have them: the guests of vm-responder run these tests.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ibarr_testbed::lab::netns;
+use nix::sys::signal::Signal;
 
+use super::learned::answer;
 use super::rig::*;
+use crate::machine::said;
+
+/// Values of `net.ipv4.udp_l3mdev_accept`, with those of `responder`.
+const WAYS: [(&str, &str); 4] = [("0", "user"), ("0", "auto"), ("1", "user"), ("1", "auto")];
 
 #[test]
 fn peers_in_a_vrf_are_answered_whatever_unbound_sockets_accept() {
     let mut rig = Rig::new();
-    ip(&format!("-netns {NODE} link add blue type vrf table 60"));
-    ip(&format!("-netns {NODE} link set blue up"));
+    make_vrf();
     let ask = |rig: &Rig| {
         let by_daemon = rig.answered_by_daemon();
         for target in [V4, V6] {
@@ -21,7 +27,7 @@ fn peers_in_a_vrf_are_answered_whatever_unbound_sockets_accept() {
         }
         rig.answered_by_daemon() - by_daemon
     };
-    for (accept, responder) in [("0", "user"), ("0", "auto"), ("1", "user"), ("1", "auto")] {
+    for (accept, responder) in WAYS {
         netns::set(NODE, &[("ipv4/udp_l3mdev_accept", accept)]).unwrap();
         enslave("master blue");
         rig.start(&format!("responder = \"{responder}\""));
@@ -37,9 +43,45 @@ fn peers_in_a_vrf_are_answered_whatever_unbound_sockets_accept() {
         // Another user's socket gets neither port.
         let other = netns::inside(NODE, || Ok(std::net::UdpSocket::bind("0.0.0.0:4791")?));
         assert!(other.is_err());
-        rig.end(nix::sys::signal::Signal::SIGTERM);
+        rig.end(Signal::SIGTERM);
         assert!(rig.detach().status.success());
     }
+}
+
+#[test]
+fn peers_are_asked_by_an_interface_in_a_vrf() {
+    let mut rig = Rig::new();
+    let peers = [("10.99.0.1", "10.7.0.2"), ("fd00:99::1", "fd00:7::2")];
+    make_vrf();
+    enslave("master blue");
+    for (target, gateway) in peers {
+        let nodad = if target.contains(':') { "nodad" } else { "" };
+        ip(&format!("-netns {PEER} address add {target} dev lo {nodad}"));
+        answer(target, &Arc::default());
+        ip(&format!("-netns {NODE} route add {target} via {gateway} dev eth0 table 60"));
+    }
+    for (accept, responder) in WAYS {
+        netns::set(NODE, &[("ipv4/udp_l3mdev_accept", accept)]).unwrap();
+        rig.start(&format!("responder = \"{responder}\"\nsource-check = \"strict\""));
+        for (target, _) in peers {
+            for by in ["eth0", "blue"] {
+                let run_dir = rig.run_dir();
+                let ask = format!(
+                    "resolve {target}%{by} --fresh --timeout 2s --run-dir {}",
+                    run_dir.display()
+                );
+                let answered = said(&ibarr_on_node(&ask));
+                assert!(answered.contains(GID), "{by}, accept {accept}: {answered}");
+            }
+        }
+        rig.end(Signal::SIGTERM);
+        assert!(rig.detach().status.success());
+    }
+}
+
+fn make_vrf() {
+    ip(&format!("-netns {NODE} link add blue type vrf table 60"));
+    ip(&format!("-netns {NODE} link set blue up"));
 }
 
 /// Changes the master of the node's interface, which loses its IPv6 address each time.
