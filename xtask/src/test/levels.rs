@@ -129,8 +129,7 @@ pub(super) const LEVELS: &[Level] = &[
 /// The level for which CI has no time.
 const NIGHTLY: &str = "nightly";
 
-/// Tests of `lab` that run in the guests of `vm-responder` and `nightly` alone: the kernel of this machine
-/// may have no VRFs.
+/// Tests that run in guests alone: this machine's kernel may have no VRFs.
 const NEED_VRFS: &[&str] = &["responder::vrf::"];
 
 const GROUPS: [&str; 3] = ["all", "fast", "vm"];

@@ -44,8 +44,8 @@ impl fmt::Display for Count {
 }
 
 /// Runs `tests` one after another, each in its package's directory as cargo does, with `variables` in
-/// their environment, except for tests whose path contains one of `skipped`. All failures are shown, and
-/// the first one becomes the error.
+/// their environment, but not those with one of `skipped` in their path. All failures are shown, and the first one
+/// becomes the error.
 pub(super) fn run<'a>(
     workspace: &Workspace,
     tests: impl Iterator<Item = &'a Artifact>,

@@ -454,10 +454,8 @@ fn prepare_responder(
     }
     let rounds = format!("IBARR_TEST_ROUNDS={rounds}");
     let mut command = vec!["IBARR_UNDER_TEST=ibarr", &rounds, "/bin/system"];
-    match half {
-        Some(Half::First) => command.extend(LONGEST),
-        _ => command.push(filter),
-    }
+    let chosen = [filter];
+    command.extend(if half == Some(Half::First) { &LONGEST[..] } else { &chosen });
     if half == Some(Half::Second) {
         command.extend(LONGEST.iter().flat_map(|tests| ["--skip", tests]));
     }
