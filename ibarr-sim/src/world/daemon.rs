@@ -689,7 +689,7 @@ impl Daemon {
         let mad = request.answer(*answer).emit();
         let input = paths::Input::Mad { port: PORT, from: Some(from), mad: mad.as_ref() };
         self.core.handle_input(now, resolver::Input::Paths(input));
-        self.hears(from, answer, unasked);
+        self.hears(now, from, answer, unasked);
         if let SaQuestion::Path(question) = &request.question {
             let is_taken = taken(self) > before;
             self.paths.is_heard(now, question, answer, is_taken);

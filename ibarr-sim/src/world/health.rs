@@ -42,12 +42,12 @@ const TOLD: [Cause; 6] = [
 
 impl Daemon {
     /// A MAD of the SA has been handled; `unasked` counts those that answered nothing before.
-    pub(super) fn hears(&mut self, from: Lid, answer: &Answer, unasked: u64) {
+    pub(super) fn hears(&mut self, now: Instant, from: Lid, answer: &Answer, unasked: u64) {
         let is_busy = matches!(answer, Answer::Refused(refusal) if refusal.is_temporary());
         if is_busy {
             self.monitor.deaf = self.monitor.deaf.map(|deaf| Deaf { busy: true, ..deaf });
         } else if self.unasked() == unasked && self.paths.sa_lid() == Some(from) {
-            (self.monitor.deaf, self.monitor.unproven) = (None, None);
+            self.monitor.hears(now);
         }
     }
 

@@ -37,6 +37,8 @@ pub(super) struct Deaf {
     /// When the last one left.
     pub(super) last: Instant,
     pub(super) mads: u32,
+    /// How many of them left with the last one.
+    pub(super) newest: u32,
     pub(super) busy: bool,
     /// Whether an assessment since then has told it.
     pub(super) told: bool,
@@ -102,11 +104,23 @@ impl Monitor {
             since: now,
             last: now,
             mads: 0,
+            newest: 0,
             busy: false,
             told: false,
         });
+        deaf.newest = if deaf.last == now { deaf.newest + 1 } else { 1 };
         deaf.last = now;
         deaf.mads += 1;
+    }
+
+    /// The SA has answered. That says nothing of the MADs which left in the same turn.
+    pub(super) fn hears(&mut self, now: Instant) {
+        self.unproven = None;
+        let newest = self.deaf.filter(|deaf| deaf.last == now).map_or(0, |deaf| deaf.newest);
+        self.deaf = None;
+        for _ in 0..newest {
+            self.asks(now);
+        }
     }
 
     /// The daemon does not know any more what it has asked its SA. Without facts, the port has gone.
