@@ -13,6 +13,7 @@ use nix::unistd::close;
 use crate::acm::{Client, counter, to};
 use crate::kernel::with_kept;
 use crate::paths::{LOCAL, Port};
+use crate::sockets::in_namespace;
 use crate::support::{Daemon, PATIENCE, TempDir, free_port, free_tcp_port, json};
 
 impl Client<TcpStream> {
@@ -38,6 +39,9 @@ fn await_port(daemon: &Daemon) {
 
 #[test]
 fn tcp_client_finds_the_port_by_its_file_and_is_answered() {
+    if !in_namespace("acm_tcp::tcp_client_finds_the_port_by_its_file_and_is_answered") {
+        return;
+    }
     let dir = TempDir::new("acm-tcp");
     let _sa = Port::new(&dir);
     let port = free_tcp_port();
@@ -90,6 +94,9 @@ fn taken_tcp_port_is_explained_and_the_unix_socket_is_served() {
 
 #[test]
 fn tcp_client_of_a_killed_daemon_is_answered_by_the_next_one() {
+    if !in_namespace("acm_tcp::tcp_client_of_a_killed_daemon_is_answered_by_the_next_one") {
+        return;
+    }
     let dir = TempDir::new("acm-tcp-killed");
     let sa = Port::new(&dir);
     let port = free_tcp_port();

@@ -15,6 +15,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 use serde_json::Value;
 
+use crate::sockets::in_namespace;
 use crate::support::{
     Daemon, IBARR, PATIENCE, TempDir, USER_SPACE, daemon_command, free_port, ibarr, json, program,
 };
@@ -211,6 +212,9 @@ fn every_counter_of_the_daemon_is_described() {
 
 #[test]
 fn daemon_notifies_systemd_answers_and_leaves_nothing_behind() {
+    if !in_namespace("administrator::daemon_notifies_systemd_answers_and_leaves_nothing_behind") {
+        return;
+    }
     let dir = TempDir::new("life");
     let mut daemon = Daemon::start(&dir, &format!("udp-port = {}\n", free_port()));
     let status = json(&daemon.ask(&["status", "--json"]));

@@ -7,6 +7,7 @@ use std::net::{Ipv6Addr, UdpSocket};
 use serde_json::Value;
 
 use crate::paths::{LOCAL, Port, UNKNOWN, start};
+use crate::sockets::in_namespace;
 use crate::support::{Daemon, TempDir, json};
 
 /// The exit status, and all checks.
@@ -62,6 +63,9 @@ fn doctor_names_a_subnet_administrator_that_is_silent() {
 
 #[test]
 fn doctor_names_a_port_that_is_taken_and_a_peer_that_refuses() {
+    if !in_namespace("doctor::doctor_names_a_port_that_is_taken_and_a_peer_that_refuses") {
+        return;
+    }
     let dir = TempDir::new("doctor-taken");
     let taken = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
     let port = taken.local_addr().unwrap().port();

@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::kernel::{CONFIG, command, pair};
 use crate::paths::{LOCAL, Port, UNKNOWN, ask, await_capabilities, request, start};
+use crate::sockets::in_namespace;
 use crate::support::{Daemon, TempDir, free_tcp_port, ibarr, json};
 
 fn text(output: &Output) -> String {
@@ -58,6 +59,11 @@ fn metrics_tell_what_was_asked_avoided_and_answered() {
 
 #[test]
 fn metrics_are_served_where_the_configuration_says_and_moved_by_a_reload() {
+    if !in_namespace(
+        "metrics::metrics_are_served_where_the_configuration_says_and_moved_by_a_reload",
+    ) {
+        return;
+    }
     let dir = TempDir::new("metrics-http");
     let socket = dir.path("metrics.sock");
     let unix = format!("[metrics]\nlisten = \"unix:{}\"\n", socket.display());
