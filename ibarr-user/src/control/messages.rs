@@ -823,6 +823,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (26, 80));
+        assert_eq!((requests, responses), (26, 100));
     }
 }
