@@ -4,21 +4,19 @@ use core::ops::Sub;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The program that counts; its number is the index in the map of counters.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum Program {
-    /// The tc ingress program.
-    Tc = 0,
-    /// The XDP program.
-    Xdp = 1,
-    /// The filter on the daemon's own sockets.
-    Guard = 2,
+crate::words! {
+    /// The program that counts; its number is the index in the map of counters.
+    Program {
+        /// The tc ingress program.
+        Tc = "tc",
+        /// The XDP program.
+        Xdp = "xdp",
+        /// The filter on the daemon's own sockets.
+        Guard = "guard",
+    }
 }
 
 impl Program {
-    /// Every program.
-    pub const ALL: [Self; 3] = [Self::Tc, Self::Xdp, Self::Guard];
-
     /// The index in the map of counters.
     pub const fn index(self) -> u32 {
         self as u32

@@ -19,7 +19,12 @@ struct Arrows {
 
 /// Tests may use any other crate, because it does not become part of the product.
 const ARROWS: &[Arrows] = &[
-    Arrows { from: "ibarr-common", ours: &[], tests: &[], others: Some(&["crc", "zerocopy"]) },
+    Arrows {
+        from: "ibarr-common",
+        ours: &[],
+        tests: &[],
+        others: Some(&["crc", "serde_core", "zerocopy"]),
+    },
     Arrows { from: "ibarr-ebpf", ours: &["ibarr-common"], tests: &[], others: None },
     Arrows {
         from: "ibarr-proto",

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Closed sets of words, see [`words!`](crate::words!).
+
+/// Defines an enum whose values are words: the same for people and, with the feature `serde`, in JSON.
+#[macro_export]
+macro_rules! words {
+    (
+        $(#[$doc:meta])*
+        $name:ident { $($(#[$of_value:meta])* $value:ident = $word:literal,)+ }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+        pub enum $name {
+            $($(#[$of_value])* $value,)+
+        }
+
+        impl $name {
+            /// Every value, in the order of the definition.
+            pub const ALL: [Self; [$($word),+].len()] = [$(Self::$value),+];
+        }
+
+        impl ::core::fmt::Display for $name {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                f.write_str(match self {
+                    $(Self::$value => $word,)+
+                })
+            }
+        }
+
+        $crate::serde_of_words!($name { $($value = $word,)+ });
+    };
+}
+
+/// The part of [`words!`](crate::words!) that needs the feature `serde` of this crate.
+#[cfg(not(feature = "serde"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! serde_of_words {
+    ($($definition:tt)+) => {};
+}
+
+/// The part of [`words!`](crate::words!) that needs the feature `serde` of this crate.
+#[cfg(feature = "serde")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! serde_of_words {
+    ($name:ident { $($value:ident = $word:literal,)+ }) => {
+        impl $crate::serde_core::Serialize for $name {
+            fn serialize<S: $crate::serde_core::Serializer>(
+                &self,
+                serializer: S,
+            ) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> $crate::serde_core::Deserialize<'de> for $name {
+            fn deserialize<D: $crate::serde_core::Deserializer<'de>>(
+                deserializer: D,
+            ) -> Result<Self, D::Error> {
+                deserializer.deserialize_str($crate::Word(|word| match word {
+                    $($word => Some(Self::$value),)+
+                    _ => None,
+                }))
+            }
+        }
+    };
+}
+
+/// Reads a word by its function.
+#[cfg(feature = "serde")]
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Word<T>(pub fn(&str) -> Option<T>);
+
+#[cfg(feature = "serde")]
+impl<T> serde_core::de::Visitor<'_> for Word<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("a known word")
+    }
+
+    fn visit_str<E: serde_core::de::Error>(self, word: &str) -> Result<T, E> {
+        let unknown = || E::invalid_value(serde_core::de::Unexpected::Str(word), &self);
+        (self.0)(word).ok_or_else(unknown)
+    }
+}
