@@ -57,15 +57,16 @@ pub enum Outcome {
     Overloaded,
 }
 
-/// The origin of an answer.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Source {
-    /// The local view.
-    Local,
-    /// The cache.
-    Cache,
-    /// A reply of a peer.
-    Peer,
-    /// The kernel's neighbour entry, of a peer that does not reply.
-    Neighbour,
+ibarr_common::words! {
+    /// The origin of an answer.
+    Source {
+        /// The local view.
+        Local = "local",
+        /// The cache.
+        Cache = "cache",
+        /// A reply of a peer.
+        Peer = "peer",
+        /// The kernel's neighbour entry, of a peer that does not reply.
+        Neighbour = "neighbour",
+    }
 }

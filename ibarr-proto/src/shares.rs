@@ -9,7 +9,6 @@
 //! [`PAUSE`] after its arrival: a caller that asks again at once gains nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::time::Duration;
 
 use ibarr_common::Instant;
@@ -19,29 +18,15 @@ use crate::places::Room;
 pub use crate::places::User;
 use crate::timer::Timers;
 
-/// What users ask for; each kind of request has limits of its own.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Kind {
-    /// GIDs of addresses.
-    Addresses,
-    /// Paths to GIDs.
-    Paths,
-    /// Paths to GIDs, for clients of ACM.
-    AcmPaths,
-}
-
-impl Kind {
-    /// Every kind.
-    pub const ALL: [Self; 3] = [Self::Addresses, Self::Paths, Self::AcmPaths];
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Addresses => "addresses",
-            Self::Paths => "paths",
-            Self::AcmPaths => "acm-paths",
-        })
+ibarr_common::words! {
+    /// What users ask for; each kind of request has limits of its own.
+    Kind {
+        /// GIDs of addresses.
+        Addresses = "addresses",
+        /// Paths to GIDs.
+        Paths = "paths",
+        /// Paths to GIDs, for clients of ACM.
+        AcmPaths = "acm-paths",
     }
 }
 

@@ -109,30 +109,17 @@ impl fmt::Display for Subsystem {
     }
 }
 
-/// How well a subsystem works, the best first.
-#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
-pub enum State {
-    /// It works.
-    #[default]
-    Ok,
-    /// It works worse than it should, or something else does its work.
-    Degraded,
-    /// It does not do its work, and nothing else does.
-    Failed,
-}
-
-impl State {
-    /// All states.
-    pub const ALL: [Self; 3] = [Self::Ok, Self::Degraded, Self::Failed];
-}
-
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ok => "ok",
-            Self::Degraded => "degraded",
-            Self::Failed => "failed",
-        })
+ibarr_common::words! {
+    /// How well a subsystem works, the best first.
+    #[derive(Default)]
+    State {
+        /// It works.
+        #[default]
+        Ok = "ok",
+        /// It works worse than it should, or something else does its work.
+        Degraded = "degraded",
+        /// It does not do its work, and nothing else does.
+        Failed = "failed",
     }
 }
 

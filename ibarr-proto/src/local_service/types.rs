@@ -185,15 +185,16 @@ pub enum Nudge {
     Anyway,
 }
 
-/// The result of a nudge.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Nudged {
-    /// The kernel has processed it.
-    Done,
-    /// The driver did not nudge: there are requests to read, or it has no way to nudge yet.
-    Postponed,
-    /// The kernel refused.
-    Failed,
+ibarr_common::words! {
+    /// The result of a nudge.
+    Nudged {
+        /// The kernel has processed it.
+        Done = "done",
+        /// The driver did not nudge: there are requests to read, or it has no way to nudge yet.
+        Postponed = "postponed",
+        /// The kernel refused.
+        Failed = "failed",
+    }
 }
 
 /// An event for the resolver.

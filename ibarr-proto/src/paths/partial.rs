@@ -35,19 +35,20 @@ pub struct Chosen {
     pub why: Choice,
 }
 
-/// Why a port was chosen.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Choice {
-    /// The user named it.
-    Named,
-    /// It alone has the source GID.
-    HasSource,
-    /// There is no other port.
-    Only,
-    /// It is the first whose SA can be asked, of all ports or of those with the source GID.
-    FirstWithSa,
-    /// It is the first of them; no SA can be asked.
-    First,
+ibarr_common::words! {
+    /// Why a port was chosen.
+    Choice {
+        /// The user named it.
+        Named = "named",
+        /// It alone has the source GID.
+        HasSource = "has-source",
+        /// There is no other port.
+        Only = "only",
+        /// It is the first whose SA can be asked, of all ports or of those with the source GID.
+        FirstWithSa = "first-with-sa",
+        /// It is the first of them; no SA can be asked.
+        First = "first",
+    }
 }
 
 /// Error: a part of the question is missing.

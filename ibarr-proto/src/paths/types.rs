@@ -291,58 +291,33 @@ pub enum Input<'a> {
     NotSent,
 }
 
-/// An asynchronous event of a port, as in `enum ib_event_type` of include/rdma/ib_verbs.h.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum PortEvent {
-    /// The port became active (`IB_EVENT_PORT_ACTIVE`).
-    Active,
-    /// The port is no longer active (`IB_EVENT_PORT_ERR`).
-    Error,
-    /// The port has another LID (`IB_EVENT_LID_CHANGE`).
-    LidChange,
-    /// The port's partitions have changed (`IB_EVENT_PKEY_CHANGE`).
-    PKeyChange,
-    /// The subnet manager has changed (`IB_EVENT_SM_CHANGE`).
-    SmChange,
-    /// The subnet manager requires clients to register again (`IB_EVENT_CLIENT_REREGISTER`): it may
-    /// be another one at the same place that has given other ports new LIDs. May come before
-    /// [`Self::Active`].
-    ClientReregister,
-    /// The port's GIDs have changed (`IB_EVENT_GID_CHANGE`).
-    GidChange,
+ibarr_common::words! {
+    /// An asynchronous event of a port, as in `enum ib_event_type` of include/rdma/ib_verbs.h.
+    PortEvent {
+        /// The port became active (`IB_EVENT_PORT_ACTIVE`).
+        Active = "port-active",
+        /// The port is no longer active (`IB_EVENT_PORT_ERR`).
+        Error = "port-error",
+        /// The port has another LID (`IB_EVENT_LID_CHANGE`).
+        LidChange = "lid-change",
+        /// The port's partitions have changed (`IB_EVENT_PKEY_CHANGE`).
+        PKeyChange = "pkey-change",
+        /// The subnet manager has changed (`IB_EVENT_SM_CHANGE`).
+        SmChange = "sm-change",
+        /// The subnet manager requires clients to register again (`IB_EVENT_CLIENT_REREGISTER`): it may
+        /// be another one at the same place that has given other ports new LIDs. May come before
+        /// [`Self::Active`].
+        ClientReregister = "client-reregister",
+        /// The port's GIDs have changed (`IB_EVENT_GID_CHANGE`).
+        GidChange = "gid-change",
+    }
 }
 
 impl PortEvent {
-    /// All events.
-    pub const ALL: [Self; 7] = [
-        Self::Active,
-        Self::Error,
-        Self::LidChange,
-        Self::PKeyChange,
-        Self::SmChange,
-        Self::ClientReregister,
-        Self::GidChange,
-    ];
-
     /// Whether earlier answers of the SA may be wrong now. While a port is down it cannot ask;
     /// coming up again is a separate event.
     pub(super) fn is_cause_for_doubt(self) -> bool {
         self != Self::Error
-    }
-}
-
-impl fmt::Display for PortEvent {
-    /// The name in libibverbs, in lower case.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Active => "port-active",
-            Self::Error => "port-error",
-            Self::LidChange => "lid-change",
-            Self::PKeyChange => "pkey-change",
-            Self::SmChange => "sm-change",
-            Self::ClientReregister => "client-reregister",
-            Self::GidChange => "gid-change",
-        })
     }
 }
 
@@ -386,16 +361,17 @@ pub enum Outcome {
     Overloaded,
 }
 
-/// The origin of an answer.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Source {
-    /// The SA has just answered.
-    Sa,
-    /// The cache.
-    Cache,
-    /// The cache, but something has happened since that puts the answer in doubt; the SA cannot be
-    /// asked now, or should be spared.
-    Doubted,
+ibarr_common::words! {
+    /// The origin of an answer.
+    Source {
+        /// The SA has just answered.
+        Sa = "sa",
+        /// The cache.
+        Cache = "cache",
+        /// The cache, but something has happened since that puts the answer in doubt; the SA cannot be
+        /// asked now, or should be spared.
+        Doubted = "doubted",
+    }
 }
 
 /// The sizes of the tables.

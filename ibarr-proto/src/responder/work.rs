@@ -3,7 +3,6 @@
 //! The wanted attachments of all interfaces, and the steps that bring them about.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use ibarr_common::IfIndex;
 
@@ -45,37 +44,17 @@ pub trait Attacher {
     fn settle(&mut self) -> Result<(), Fault>;
 }
 
-/// Where a program is attached to an interface.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum Hook {
-    /// tc ingress by a link (Linux 6.6).
-    Tcx,
-    /// tc ingress by a filter of the clsact qdisc.
-    Clsact,
-    /// XDP in the driver.
-    XdpNative,
-    /// XDP in the stack.
-    XdpGeneric,
-}
-
-impl Hook {
-    /// All hooks.
-    pub const ALL: [Self; 4] = [Self::Tcx, Self::Clsact, Self::XdpNative, Self::XdpGeneric];
-
-    /// The name in `ibarr status`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tcx => "tcx",
-            Self::Clsact => "clsact",
-            Self::XdpNative => "xdp-native",
-            Self::XdpGeneric => "xdp-generic",
-        }
-    }
-}
-
-impl fmt::Display for Hook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+ibarr_common::words! {
+    /// Where a program is attached to an interface.
+    Hook {
+        /// tc ingress by a link (Linux 6.6).
+        Tcx = "tcx",
+        /// tc ingress by a filter of the clsact qdisc.
+        Clsact = "clsact",
+        /// XDP in the driver.
+        XdpNative = "xdp-native",
+        /// XDP in the stack.
+        XdpGeneric = "xdp-generic",
     }
 }
 

@@ -173,15 +173,16 @@ pub struct Packet {
     pub reason: Reason,
 }
 
-/// Where a packet went.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Verdict {
-    /// The program has sent the reply.
-    Answered,
-    /// The kernel's stack handles it, or the daemon gets it.
-    Passed,
-    /// The daemon does not get it.
-    Dropped,
+ibarr_common::words! {
+    /// Where a packet went.
+    Verdict {
+        /// The program has sent the reply.
+        Answered = "answered",
+        /// The kernel's stack handles it, or the daemon gets it.
+        Passed = "passed",
+        /// The daemon does not get it.
+        Dropped = "dropped",
+    }
 }
 
 impl Packet {

@@ -536,11 +536,6 @@ fn dropped_by_guard(maps: &Maps) -> u64 {
 
 /// The name of a counter of the programs, like `tc.lease-over`.
 pub fn counter_name(program: Program, reason: Reason) -> String {
-    let program = match program {
-        Program::Tc => "tc",
-        Program::Xdp => "xdp",
-        Program::Guard => "guard",
-    };
     format!("{program}.{}", reason.name().replace('_', "-"))
 }
 

@@ -93,7 +93,7 @@ fn document(left: &bpf::Left) -> KernelMaps {
                 ]
                 .into_iter()
                 .filter(|(_, all, routed)| interface.switches & (all | routed) == *routed)
-                .map(|(family, ..)| Text(family))
+                .map(|(family, ..)| family)
                 .collect(),
             })
             .collect(),

@@ -2,7 +2,6 @@
 
 //! The table `[acm]`.
 
-use std::fmt;
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 
@@ -23,24 +22,15 @@ pub struct Acm {
     pub routes: Option<PathBuf>,
 }
 
-/// Which clients of ACM are answered.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Serve {
-    /// None.
-    Off,
-    /// `ib_acme`, and what else asks where it does.
-    Tools,
-    /// Also librdmacm, and so applications.
-    Full,
-}
-
-impl fmt::Display for Serve {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Off => "off",
-            Self::Tools => "tools",
-            Self::Full => "full",
-        })
+ibarr_common::words! {
+    /// Which clients of ACM are answered.
+    Serve {
+        /// None.
+        Off = "off",
+        /// `ib_acme`, and what else asks where it does.
+        Tools = "tools",
+        /// Also librdmacm, and so applications.
+        Full = "full",
     }
 }
 

@@ -12,8 +12,9 @@ use ibarr_common::ib::Gid;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
+use super::messages::AnswerSource;
 use super::path_messages::PathAnswer;
-use super::values::{Elapsed, Millis, Text, Textual, states};
+use super::values::{Elapsed, Millis, Text, Textual};
 
 /// An address to resolve: `10.2.0.5`, or `fe80::1%4` with the index of the interface that its
 /// queries leave by.
@@ -53,7 +54,7 @@ impl Textual for Target {
     }
 }
 
-states! {
+ibarr_common::words! {
     /// Where an answer may come from.
     #[derive(Default)]
     Lookup {
@@ -84,7 +85,7 @@ pub struct Answer {
     pub ms: Elapsed,
 }
 
-states! {
+ibarr_common::words! {
     /// Outcomes of resolving an address.
     AnswerStatus {
         /// The address has a GID.
@@ -101,20 +102,6 @@ states! {
         Overloaded = "overloaded",
         /// The daemon remembers no answer, and was told to ask nothing.
         NotRemembered = "not-remembered",
-    }
-}
-
-states! {
-    /// The origin of a GID.
-    AnswerSource {
-        /// The local view: the address is ours.
-        Local = "local",
-        /// The client cache.
-        Cache = "cache",
-        /// An answer of the peer to this request.
-        Peer = "peer",
-        /// The kernel's neighbour entry: the peer is on the same link and does not answer.
-        Neighbour = "neighbour",
     }
 }
 
@@ -156,7 +143,7 @@ pub struct Mismatch {
     pub message: String,
 }
 
-states! {
+ibarr_common::words! {
     /// What an answer is compared with.
     MismatchWith {
         /// The peer, asked past the cache.

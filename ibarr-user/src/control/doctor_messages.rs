@@ -5,8 +5,6 @@
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::values::states;
-
 /// One thing that a connection needs, and whether it is there.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -22,7 +20,7 @@ pub struct Check {
     pub remedy: Option<String>,
 }
 
-states! {
+ibarr_common::words! {
     /// Results of a check, from good to bad.
     CheckState {
         /// It cannot be examined, or has no meaning here.

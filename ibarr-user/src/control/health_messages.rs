@@ -2,11 +2,11 @@
 
 //! The documents of the control socket about health.
 
-use ibarr_proto::health::State;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::values::{Seconds, states};
+use super::messages::HealthState;
+use super::values::Seconds;
 
 /// A subsystem of the daemon.
 #[skip_serializing_none]
@@ -40,26 +40,4 @@ pub struct HealthReason {
     pub why: String,
     /// What to do, for people.
     pub remedy: String,
-}
-
-states! {
-    /// How well a subsystem works, the best first.
-    HealthState {
-        /// It works.
-        Ok = "ok",
-        /// It works worse than it should, or something else does its work.
-        Degraded = "degraded",
-        /// It does not do its work, and nothing else does.
-        Failed = "failed",
-    }
-}
-
-impl From<State> for HealthState {
-    fn from(state: State) -> Self {
-        match state {
-            State::Ok => Self::Ok,
-            State::Degraded => Self::Degraded,
-            State::Failed => Self::Failed,
-        }
-    }
 }

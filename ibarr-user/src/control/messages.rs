@@ -11,34 +11,38 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use ibarr_common::ib::{Gid, IpoibHwAddr};
+pub use ibarr_common::map::Program as TraceProgram;
 use ibarr_common::{IfIndex, Instant};
+pub use ibarr_proto::health::State as HealthState;
 use ibarr_proto::ip2gid::{Family, Prefix};
+pub use ibarr_proto::local_service::Nudged as TraceNudge;
+pub use ibarr_proto::paths::{Choice as PortChoice, Source as PathSource};
+pub use ibarr_proto::request::Source as AnswerSource;
 use ibarr_proto::shares;
+pub use ibarr_proto::trace::Verdict as TraceVerdict;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
 use crate::config::Mistake;
 
 pub use super::address_messages::{
-    Answer, AnswerSource, AnswerStatus, Lookup, Mismatch, MismatchWith, Pinged, Resolved, SlowPeer,
-    Summary, Target, Times, UnknownName,
+    Answer, AnswerStatus, Lookup, Mismatch, MismatchWith, Pinged, Resolved, SlowPeer, Summary,
+    Target, Times, UnknownName,
 };
 pub use super::doctor_messages::{Check, CheckState};
-pub use super::health_messages::{HealthReason, HealthState, SubsystemHealth};
+pub use super::health_messages::{HealthReason, SubsystemHealth};
 pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
-    CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PathSource, PathStatus, PortAddress,
-    PortChoice, PortStatus, Probing, SaTally, Silence,
+    CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PathStatus, PortAddress, PortStatus,
+    Probing, SaTally, Silence,
 };
 pub use super::top_messages::{
     AnswerRate, Answerer, ErrorRate, PortRate, RequestKind, RequestRate, Top,
 };
 pub use super::trace_messages::{
-    TraceCaller, TraceEnd, TraceEvent, TraceNudge, TraceOnly, TraceProgram, TraceStep,
-    TraceVerdict, Traced, Tracing,
+    TraceCaller, TraceEnd, TraceEvent, TraceOnly, TraceStep, Traced, Tracing,
 };
 use super::values::is_default;
-use super::values::states;
 pub use super::values::{Elapsed, Millis, Number, OrText, Seconds, Text};
 use crate::bpf::Hook;
 
@@ -391,7 +395,7 @@ pub struct ImportedLine {
     pub what: String,
 }
 
-states! {
+ibarr_common::words! {
     /// What becomes of a line of ibacm's configuration.
     Became {
         /// The new configuration says the same.
@@ -498,7 +502,7 @@ pub struct KernelInterface {
     pub ipv6: bool,
     /// The families, `IPv4` or `IPv6`, in which only sources are answered that the interface leads
     /// to.
-    pub only_routed: Vec<Text<Family>>,
+    pub only_routed: Vec<Family>,
 }
 
 /// A prefix that an interface leads to; a longer prefix overrules a shorter one.
@@ -545,7 +549,7 @@ pub struct KernelEntry {
     pub origin: OrText<KernelOrigin>,
 }
 
-states! {
+ibarr_common::words! {
     /// The origin of a GID in the map `gid_cache`.
     KernelOrigin {
         /// An interface of this node.
@@ -637,7 +641,7 @@ pub struct ControlStatus {
 #[serde(rename_all = "kebab-case")]
 pub struct UsersStatus {
     /// `addresses` or `paths`.
-    pub what: Text<shares::Kind>,
+    pub what: shares::Kind,
     /// Requests in flight.
     pub under_way: usize,
     /// Requests that wait because their user, or all users, have their share in flight.
@@ -659,7 +663,7 @@ pub struct PathRequests {
     pub left_to_kernel: BTreeMap<LeftToKernel, u64>,
 }
 
-states! {
+ibarr_common::words! {
     /// Why the kernel was told to ask the subnet administrator itself, in the order of the texts.
     LeftToKernel {
         /// The daemon ended before there was an answer.
@@ -702,7 +706,7 @@ pub struct LocalServiceStatus {
     pub listeners: Vec<ListenerStatus>,
 }
 
-states! {
+ibarr_common::words! {
     /// States of the socket to the kernel's RDMA core.
     SocketState {
         /// The kernel sends requests to a socket of the daemon.
@@ -714,7 +718,7 @@ states! {
     }
 }
 
-states! {
+ibarr_common::words! {
     /// States of nudges.
     NudgeState {
         /// The last one succeeded, or there was none yet.
@@ -754,7 +758,7 @@ pub struct ServerStatus {
     pub receive_buffer: Option<usize>,
 }
 
-states! {
+ibarr_common::words! {
     /// The version of IP of a server socket.
     IpVersion {
         /// IPv4.
@@ -793,7 +797,7 @@ pub struct InterfaceStatus {
     pub gid: Option<Text<Gid>>,
     /// The program that answers queries on this interface, before or instead of the daemon: `tcx`,
     /// `clsact`, `xdp-native`, `xdp-generic`; absent if there is none.
-    pub responder: Option<Text<Hook>>,
+    pub responder: Option<Hook>,
     /// Which queries the daemon answers here, and why; absent if there are none, or if no query
     /// shall be answered here.
     pub in_user_space: Option<String>,

@@ -9,7 +9,8 @@ use ibarr_proto::paths::{PortEvent, PortName};
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::values::{Elapsed, Millis, Number, Text, is_default, states};
+use super::messages::{PathSource, PortChoice};
+use super::values::{Elapsed, Millis, Number, Text, is_default};
 
 /// The ends of a path.
 #[skip_serializing_none]
@@ -54,23 +55,7 @@ pub struct PathAnswer {
     pub ms: Elapsed,
 }
 
-states! {
-    /// Why a port was chosen for a path.
-    PortChoice {
-        /// The request named it.
-        Named = "named",
-        /// It alone has the source GID of the request.
-        HasSource = "has-source",
-        /// There is no other port.
-        Only = "only",
-        /// It is the first whose subnet administrator can be asked.
-        FirstWithSa = "first-with-sa",
-        /// It is the first; no port's subnet administrator can be asked.
-        First = "first",
-    }
-}
-
-states! {
+ibarr_common::words! {
     /// Outcomes of a request for a path.
     PathStatus {
         /// There is a path.
@@ -89,18 +74,6 @@ states! {
         NoSa = "no-sa",
         /// Too many requests are pending already.
         Overloaded = "overloaded",
-    }
-}
-
-states! {
-    /// The origin of a path.
-    PathSource {
-        /// An answer of the subnet administrator to this request.
-        Sa = "sa",
-        /// The path cache.
-        Cache = "cache",
-        /// The path cache, and possibly stale.
-        Doubted = "doubted",
     }
 }
 
@@ -237,7 +210,7 @@ pub struct Probing {
     pub for_ms: Millis,
 }
 
-states! {
+ibarr_common::words! {
     /// Why a subnet administrator is only probed.
     Silence {
         /// It does not answer.
@@ -252,7 +225,7 @@ states! {
 #[serde(rename_all = "kebab-case")]
 pub struct LastEvent {
     /// Name as in libibverbs, such as `client-reregister`.
-    pub event: Text<PortEvent>,
+    pub event: PortEvent,
     /// Milliseconds since the event.
     pub ago_ms: Millis,
 }

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
 use super::address_messages::SlowPeer;
-use super::health_messages::HealthState;
+use super::messages::HealthState;
 use super::path_messages::Probing;
-use super::values::{Elapsed, Seconds, Text, states};
+use super::values::{Elapsed, Seconds, Text};
 
 /// What happened in an interval. Rates are per second, and totals since the daemon's start.
 #[skip_serializing_none]
@@ -58,7 +58,7 @@ pub struct RequestRate {
     pub total: u64,
 }
 
-states! {
+ibarr_common::words! {
     /// Kinds of requests.
     RequestKind {
         /// The kernel's, for addresses.
@@ -88,7 +88,7 @@ pub struct AnswerRate {
     pub total: u64,
 }
 
-states! {
+ibarr_common::words! {
     /// What answers peers.
     Answerer {
         /// A program in the kernel, by tc.

@@ -10,9 +10,10 @@ use ibarr_proto::paths::PortName;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::address_messages::{AnswerSource, AnswerStatus};
-use super::path_messages::{PathSource, PathStatus};
-use super::values::{Elapsed, Millis, Number, Text, is_default, states};
+use super::address_messages::AnswerStatus;
+use super::messages::{AnswerSource, PathSource, TraceNudge, TraceProgram, TraceVerdict};
+use super::path_messages::PathStatus;
+use super::values::{Elapsed, Millis, Number, Text, is_default};
 
 /// Which events are wanted.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -233,7 +234,7 @@ pub enum TraceStep {
     },
 }
 
-states! {
+ibarr_common::words! {
     /// The sender of a request.
     TraceCaller {
         /// The kernel's RDMA core.
@@ -242,42 +243,6 @@ states! {
         Control = "control",
         /// A user of ACM.
         Acm = "acm",
-    }
-}
-
-states! {
-    /// A program in the kernel.
-    TraceProgram {
-        /// At tc ingress.
-        Tc = "tc",
-        /// XDP.
-        Xdp = "xdp",
-        /// The filter on the daemon's own sockets.
-        Guard = "guard",
-    }
-}
-
-states! {
-    /// What became of a packet.
-    TraceVerdict {
-        /// The program has sent the reply.
-        Answered = "answered",
-        /// It went on to the kernel's stack, or to the daemon.
-        Passed = "passed",
-        /// It was dropped.
-        Dropped = "dropped",
-    }
-}
-
-states! {
-    /// How a nudge ended.
-    TraceNudge {
-        /// The kernel has looked at its answers.
-        Done = "done",
-        /// There were requests to read first; another nudge follows.
-        Postponed = "postponed",
-        /// The kernel refused.
-        Failed = "failed",
     }
 }
 
@@ -293,7 +258,7 @@ pub struct Traced {
     pub lost: u64,
 }
 
-states! {
+ibarr_common::words! {
     /// Why a trace has ended.
     TraceEnd {
         /// Its time was over.

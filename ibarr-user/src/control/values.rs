@@ -8,13 +8,10 @@ use std::time::Duration;
 
 use ibarr_common::ib::{FlowLabel, Gid, IpoibHwAddr, Lid, PKey, Sl};
 use ibarr_common::{IfIndex, Instant};
-use ibarr_proto::ip2gid::{Family, Prefix};
-use ibarr_proto::paths::{PortEvent, PortName};
-use ibarr_proto::shares::Kind;
+use ibarr_proto::ip2gid::Prefix;
+use ibarr_proto::paths::PortName;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use crate::bpf::Hook;
 
 /// A value whose form in JSON is the text that people read.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -46,7 +43,6 @@ macro_rules! textual {
 }
 
 textual!(Gid, IpoibHwAddr, PKey, PortName, Prefix);
-textual!(Family = [Self::V4, Self::V6], Hook = Self::ALL, Kind = Self::ALL, PortEvent = Self::ALL);
 
 impl<T: Display> Display for Text<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -106,29 +102,6 @@ numbers! {
     // Nanoseconds of the daemon's clock.
     Instant, u64: |nanos| Some(Instant::from_nanos(nanos)), Instant::as_nanos;
 }
-
-/// Defines a closed set of states, each with its text in JSON.
-macro_rules! states {
-    (
-        $(#[$doc:meta])*
-        $name:ident { $($(#[$of_state:meta])* $state:ident = $text:literal,)+ }
-    ) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, ::serde::Deserialize, Eq, Ord, PartialEq, PartialOrd, ::serde::Serialize)]
-        pub enum $name {
-            $($(#[$of_state])* #[serde(rename = $text)] $state,)+
-        }
-
-        impl ::std::fmt::Display for $name {
-            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
-                f.write_str(match self {
-                    $(Self::$state => $text,)+
-                })
-            }
-        }
-    };
-}
-pub(super) use states;
 
 /// Whether a field is left out, because its value is the default.
 pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {

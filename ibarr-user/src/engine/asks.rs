@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
-use ibarr_proto::request::{Outcome, Source, UserRequest};
+use ibarr_proto::request::{Outcome, UserRequest};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::control::messages::{
@@ -109,15 +109,7 @@ impl Asks {
 /// An outcome as the documents have it.
 pub(super) fn told(outcome: Outcome) -> (AnswerStatus, Option<Text<Gid>>, Option<AnswerSource>) {
     match outcome {
-        Outcome::Found { gid, source } => {
-            let source = match source {
-                Source::Local => AnswerSource::Local,
-                Source::Cache => AnswerSource::Cache,
-                Source::Peer => AnswerSource::Peer,
-                Source::Neighbour => AnswerSource::Neighbour,
-            };
-            (AnswerStatus::Found, Some(Text(gid)), Some(source))
-        }
+        Outcome::Found { gid, source } => (AnswerStatus::Found, Some(Text(gid)), Some(source)),
         Outcome::NotFound => (AnswerStatus::NotFound, None, None),
         Outcome::TimedOut => (AnswerStatus::TimedOut, None, None),
         Outcome::Refused => (AnswerStatus::Refused, None, None),
@@ -141,7 +133,7 @@ mod tests {
         let ids = asks.add(Instant::BOOT, addresses.map(Target::from).to_vec(), to, Some(each));
         let later = Instant::BOOT + Duration::from_millis(2);
         let gid = "fe80::1".parse().unwrap();
-        asks.answered(later, ids[1].0, Outcome::Found { gid, source: Source::Peer });
+        asks.answered(later, ids[1].0, Outcome::Found { gid, source: AnswerSource::Peer });
         assert!(from.try_recv().is_err());
         asks.answered(later, ids[0].0, Outcome::TimedOut);
         let Body::Answers { answers } = from.try_recv().unwrap().body else { panic!() };

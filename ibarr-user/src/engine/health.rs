@@ -61,7 +61,7 @@ impl Engine {
         let since = |then| now.since(then).into();
         let reason = |(cause, reason): (Cause, &health::Reason)| HealthReason {
             cause: cause.to_string(),
-            state: reason.state.into(),
+            state: reason.state,
             since_s: since(reason.since),
             why: reason.why.clone(),
             remedy: reason.remedy.clone(),
@@ -69,7 +69,7 @@ impl Engine {
         let report = self.health.report().map(|report| SubsystemHealth {
             subsystem: report.subsystem.name().to_owned(),
             of: report.subsystem.object(),
-            state: report.state.into(),
+            state: report.state,
             since_s: since(report.since),
             reasons: report.reasons.into_iter().map(reason).collect(),
         });

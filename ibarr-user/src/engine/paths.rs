@@ -9,9 +9,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::Refusal;
-use ibarr_proto::paths::{
-    self, Choice, Chosen, Input, Outcome, Partial, PortFacts, PortName, Sought, Source,
-};
+use ibarr_proto::paths::{self, Chosen, Input, Outcome, Partial, PortFacts, PortName, Sought};
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::resolver;
 use ibarr_proto::sa::{PortIndex, Transmit};
@@ -22,8 +20,8 @@ use super::events::Hearing;
 use super::{Engine, log};
 use crate::control::messages::{
     Body, CachedPath, Elapsed, Failure, FailureKind, LastEvent, Number, PathAnswer, PathHops,
-    PathRequest, PathSource, PathStatus, PortAddress, PortChoice, PortStatus, Probing, Response,
-    SaTally, Silence, Text,
+    PathRequest, PathSource, PathStatus, PortAddress, PortStatus, Probing, Response, SaTally,
+    Silence, Text,
 };
 use crate::transport::ports::{self, Ports};
 use crate::transport::umad::{self, Meaning, Sending, Umads};
@@ -189,7 +187,7 @@ impl Engine {
         let ports = self.node.paths().ports();
         let last_event = |port| {
             let (at, event) = self.node.paths().last_event(port)?;
-            Some(LastEvent { event: Text(event), ago_ms: now.since(at).into() })
+            Some(LastEvent { event, ago_ms: now.since(at).into() })
         };
         let status = |(index, name, facts, has_qos): (PortIndex, PortName, &PortFacts, bool)| {
             let load = self.node.paths().client().load(index);
@@ -271,16 +269,9 @@ pub(super) fn cached_path(now: Instant, entry: &paths::Cached) -> CachedPath {
 fn answer(chosen: &Chosen, outcome: Outcome, ms: Elapsed) -> PathAnswer {
     let Chosen { port, question, why } = *chosen;
     let (status, record, source, refusal) = told_path(outcome);
-    let chosen = match why {
-        Choice::Named => PortChoice::Named,
-        Choice::HasSource => PortChoice::HasSource,
-        Choice::Only => PortChoice::Only,
-        Choice::FirstWithSa => PortChoice::FirstWithSa,
-        Choice::First => PortChoice::First,
-    };
     PathAnswer {
         port: Text(port),
-        chosen: Some(chosen),
+        chosen: Some(why),
         sgid: Text(question.sgid),
         dgid: Text(question.dgid),
         status,
@@ -295,16 +286,9 @@ fn answer(chosen: &Chosen, outcome: Outcome, ms: Elapsed) -> PathAnswer {
 pub(super) fn told_path(
     outcome: Outcome,
 ) -> (PathStatus, Option<PathRecord>, Option<PathSource>, Option<Refusal>) {
-    let from = |source| match source {
-        Source::Sa => PathSource::Sa,
-        Source::Cache => PathSource::Cache,
-        Source::Doubted => PathSource::Doubted,
-    };
     match outcome {
-        Outcome::Found { record, source } => {
-            (PathStatus::Found, Some(record), Some(from(source)), None)
-        }
-        Outcome::NoRecord { source } => (PathStatus::NoRecord, None, Some(from(source)), None),
+        Outcome::Found { record, source } => (PathStatus::Found, Some(record), Some(source), None),
+        Outcome::NoRecord { source } => (PathStatus::NoRecord, None, Some(source), None),
         Outcome::Refused(refusal) => (PathStatus::Refused, None, None, refusal),
         Outcome::Silent => (PathStatus::Silent, None, None, None),
         Outcome::Busy => (PathStatus::Busy, None, None, None),

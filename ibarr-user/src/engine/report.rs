@@ -87,7 +87,7 @@ impl Engine {
     fn users_status(&self) -> Vec<UsersStatus> {
         let status = |(what, counters, (under_way, waiting)): (shares::Kind, _, _)| {
             let refused = counters::Counters::get(counters, shares::Counter::Refused);
-            UsersStatus { what: Text(what), under_way, waiting, refused }
+            UsersStatus { what, under_way, waiting, refused }
         };
         self.node.users().into_iter().map(status).collect()
     }
@@ -220,7 +220,7 @@ impl Engine {
     }
 
     /// The responder that serves an interface, and why the daemon answers there.
-    fn responder_of(&self, link: &Interface) -> (Option<Text<Hook>>, Option<String>) {
+    fn responder_of(&self, link: &Interface) -> (Option<Hook>, Option<String>) {
         let ifindex = link.ifindex;
         let Some(served) = self.node.view().served().find(|served| served.ifindex == ifindex)
         else {
@@ -254,7 +254,7 @@ impl Engine {
             [elsewhere(Family::V4, served.ipv4), elsewhere(Family::V6, served.ipv6), neighbours];
         let in_user_space: Vec<_> = in_user_space.into_iter().flatten().collect();
         let in_user_space = (!in_user_space.is_empty()).then(|| in_user_space.join("; "));
-        (Some(Text(hook)), in_user_space)
+        (Some(hook), in_user_space)
     }
 
     fn interface(&self, link: &Interface) -> InterfaceStatus {

@@ -8,19 +8,16 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ibarr_common::ib::Lid;
-use ibarr_common::map::{Program, Reason};
+use ibarr_common::map::Reason;
 use ibarr_common::wire::ip2gid::{Query, Reply};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{Answer, Question, Request, Response as SaResponse};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::{client, server};
-use ibarr_proto::local_service::Nudged;
 use ibarr_proto::local_view::LocalView;
 use ibarr_proto::places::{Room, User};
 use ibarr_proto::sa::{PortIndex, Transmit};
-use ibarr_proto::trace::{
-    Caller, Event, Filter, Outcome, Packet, PeerReply, Step, Subject, Tie, Verdict,
-};
+use ibarr_proto::trace::{Caller, Event, Filter, Outcome, Packet, PeerReply, Step, Subject, Tie};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
@@ -31,7 +28,7 @@ use super::paths::told_path;
 use crate::bpf::{self, Seen};
 use crate::control::messages::{
     Body, Elapsed, Failure, FailureKind, Millis, Number, Response, Text, TraceCaller, TraceEnd,
-    TraceEvent, TraceNudge, TraceOnly, TraceProgram, TraceStep, TraceVerdict, Traced, Tracing,
+    TraceEvent, TraceOnly, TraceStep, Traced, Tracing,
 };
 use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{self, RouteAnswer};
@@ -410,13 +407,7 @@ fn step_document(step: &Step, view: &LocalView) -> TraceStep {
             TraceStep::Dropped { cause: why.to_string(), took_ms: Elapsed(took) }
         }
         Step::Nudge => TraceStep::Nudge,
-        Step::Nudged(nudged) => TraceStep::Nudged {
-            outcome: match nudged {
-                Nudged::Done => TraceNudge::Done,
-                Nudged::Postponed => TraceNudge::Postponed,
-                Nudged::Failed => TraceNudge::Failed,
-            },
-        },
+        Step::Nudged(nudged) => TraceStep::Nudged { outcome: nudged },
         Step::Packet(packet) => self::packet(packet, view),
         Step::Peer { from, reply } => peer(from, reply),
     }
@@ -451,18 +442,10 @@ fn answered(by: Caller, outcome: Outcome, took_ms: Elapsed) -> TraceStep {
 fn packet(packet: Packet, view: &LocalView) -> TraceStep {
     let Packet { by, ifindex, from, reason } = packet;
     TraceStep::Packet {
-        program: match by {
-            Program::Tc => TraceProgram::Tc,
-            Program::Xdp => TraceProgram::Xdp,
-            Program::Guard => TraceProgram::Guard,
-        },
+        program: by,
         interface: ifindex.map_or("#0".to_owned(), |ifindex| interface(ifindex, view)),
         from,
-        verdict: match packet.verdict() {
-            Verdict::Answered => TraceVerdict::Answered,
-            Verdict::Passed => TraceVerdict::Passed,
-            Verdict::Dropped => TraceVerdict::Dropped,
-        },
+        verdict: packet.verdict(),
         cause: (reason != Reason::Answered).then(|| reason.name().replace('_', "-")),
     }
 }
