@@ -27,4 +27,4 @@ pub use ifindex::IfIndex;
 pub use instant::Instant;
 #[cfg(feature = "serde")]
 #[doc(hidden)]
-pub use {serde_core, words::Word};
+pub use {serde_core, words::Parse};

@@ -59,31 +59,63 @@ macro_rules! serde_of_words {
             fn deserialize<D: $crate::serde_core::Deserializer<'de>>(
                 deserializer: D,
             ) -> Result<Self, D::Error> {
-                deserializer.deserialize_str($crate::Word(|word| match word {
-                    $($word => Some(Self::$value),)+
-                    _ => None,
+                deserializer.deserialize_str($crate::Parse(|word: &str| match word {
+                    $($word => Ok(Self::$value),)+
+                    _ => Err("not a known word"),
                 }))
             }
         }
     };
 }
 
-/// Reads a word by its function.
+/// Gives types with a text that can be read back this form in JSON, with the feature `serde` of this crate.
+#[cfg(not(feature = "serde"))]
+#[macro_export]
+macro_rules! serde_as_text {
+    ($($type:ty),+) => {};
+}
+
+/// Gives types with a text that can be read back this form in JSON, with the feature `serde` of this crate.
+#[cfg(feature = "serde")]
+#[macro_export]
+macro_rules! serde_as_text {
+    ($($type:ty),+) => {$(
+        impl $crate::serde_core::Serialize for $type {
+            fn serialize<S: $crate::serde_core::Serializer>(
+                &self,
+                serializer: S,
+            ) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> $crate::serde_core::Deserialize<'de> for $type {
+            fn deserialize<D: $crate::serde_core::Deserializer<'de>>(
+                deserializer: D,
+            ) -> Result<Self, D::Error> {
+                deserializer.deserialize_str($crate::Parse(<Self as ::core::str::FromStr>::from_str))
+            }
+        }
+    )+};
+}
+
+/// Reads a text by its function.
 #[cfg(feature = "serde")]
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Word<T>(pub fn(&str) -> Option<T>);
+pub struct Parse<F>(pub F);
 
 #[cfg(feature = "serde")]
-impl<T> serde_core::de::Visitor<'_> for Word<T> {
+impl<T, X: core::fmt::Display, F: Fn(&str) -> Result<T, X>> serde_core::de::Visitor<'_>
+    for Parse<F>
+{
     type Value = T;
 
     fn expecting(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("a known word")
+        f.write_str("a text")
     }
 
-    fn visit_str<E: serde_core::de::Error>(self, word: &str) -> Result<T, E> {
-        let unknown = || E::invalid_value(serde_core::de::Unexpected::Str(word), &self);
-        (self.0)(word).ok_or_else(unknown)
+    fn visit_str<E: serde_core::de::Error>(self, text: &str) -> Result<T, E> {
+        (self.0)(text).map_err(|error| E::custom(format_args!("{text}: {error}")))
     }
 }

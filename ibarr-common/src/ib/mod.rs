@@ -18,3 +18,5 @@ pub use lid::Lid;
 pub use path::{
     FlowLabel, Mtu, PKey, PacketLifeTime, ParsePKeyError, PathRecord, QosClass, Rate, ServiceId, Sl,
 };
+
+crate::serde_as_text!(Gid, IpoibHwAddr, PKey);

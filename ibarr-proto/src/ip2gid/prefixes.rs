@@ -189,6 +189,8 @@ fn mask(address: IpAddr, len: u8) -> IpAddr {
     }
 }
 
+ibarr_common::serde_as_text!(Prefix);
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

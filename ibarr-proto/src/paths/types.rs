@@ -467,3 +467,5 @@ crate::counters! {
         Voided = error("voided"),
     }
 }
+
+ibarr_common::serde_as_text!(PortName);

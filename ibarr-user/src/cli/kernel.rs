@@ -15,7 +15,7 @@ use crate::bpf::{self, Detached};
 use crate::causes::chain;
 use crate::control::messages::{
     Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelLearned, KernelMaps,
-    KernelNeighbour, KernelOrigin, KernelRoute, Millis, Number, OrText, Text,
+    KernelNeighbour, KernelOrigin, KernelRoute, Millis, Number, OrText,
 };
 use crate::sys::clock;
 
@@ -105,7 +105,7 @@ fn document(left: &bpf::Left) -> KernelMaps {
                 let bits = u8::try_from(bits).unwrap_or(u8::MAX);
                 KernelRoute {
                     ifindex: Number(IfIndex::new(prefix.ifindex)),
-                    to: Text(Prefix::around(address, bits)),
+                    to: Prefix::around(address, bits),
                     via: route.gateway(),
                     elsewhere: !route.is_here(),
                 }
@@ -117,10 +117,8 @@ fn document(left: &bpf::Left) -> KernelMaps {
             .map(|(key, neighbour)| KernelNeighbour {
                 ifindex: Number(IfIndex::new(key.ifindex)),
                 ip: map::address(key.address),
-                hwaddr: IpoibHwAddr::parse(&neighbour.hwaddr).map_or_else(
-                    || OrText::Text("none".to_owned()),
-                    |known| OrText::Value(Text(known)),
-                ),
+                hwaddr: IpoibHwAddr::parse(&neighbour.hwaddr)
+                    .map_or_else(|| OrText::Text("none".to_owned()), OrText::Value),
             })
             .collect(),
         learned: learned(&left.learned),
@@ -130,7 +128,7 @@ fn document(left: &bpf::Left) -> KernelMaps {
             .map(|entry| KernelEntry {
                 ip: entry.key.ip(),
                 scope: IfIndex::new(entry.key.scope).map(Number),
-                gid: Gid::new(entry.gid).map(Text),
+                gid: Gid::new(entry.gid),
                 ifindex: Number(IfIndex::new(entry.ifindex)),
                 origin: match Origin::new(entry.origin) {
                     Some(Origin::Local) => OrText::Value(KernelOrigin::Local),
@@ -153,7 +151,7 @@ fn learned(elements: &[bpf::Element]) -> Vec<KernelLearned> {
             Some(KernelLearned {
                 ip: question.target(),
                 ifindex: question.egress().map(Number),
-                gid: Text(cached.gid?),
+                gid: cached.gid?,
                 expires_in_ms: cached.expires_at.since(now).into(),
                 from: (!from.is_unspecified()).then_some(from),
             })

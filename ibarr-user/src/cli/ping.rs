@@ -20,7 +20,7 @@ use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::messages::{
     Answer, AnswerSource, AnswerStatus, Body, Failure, FailureKind, Lookup, Pinged, Request,
-    Resolved, Target, Text,
+    Resolved, Target,
 };
 
 #[derive(Args, Debug)]
@@ -160,7 +160,7 @@ impl Rounds<'_> {
     fn end(self) -> Exit {
         let (asked, answered) = (self.tally.count(), self.tally.found());
         let gid = self.last.as_ref().and_then(|last| last.gid);
-        let contradict = |Text(gid)| Neighbours::read().contradict(self.target, gid);
+        let contradict = |gid| Neighbours::read().contradict(self.target, gid);
         let lost = 100.0 - 100.0 * ratio(answered, asked);
         let pinged = Pinged {
             ip: self.target.ip,
@@ -186,7 +186,7 @@ impl Rounds<'_> {
 
 fn ask_peer(daemon: &Daemon, target: Target, timeout: Duration) -> Result<Answer, Failure> {
     let request = Request::Resolve {
-        addresses: vec![Text(target)],
+        addresses: vec![target],
         timeout_ms: Some(timeout.into()),
         lookup: Lookup::Peer,
         each: false,

@@ -554,7 +554,6 @@ mod tests {
     use ibarr_common::ib::{FlowLabel, PKey, Sl};
 
     use super::*;
-    use crate::control::messages::Text;
 
     #[test]
     fn paged_json_equals_the_document() {
@@ -576,7 +575,7 @@ mod tests {
             mtu_code: Some(6),
             gbit_s: None,
             rate_code: Some(26),
-            pkey: Text(PKey::DEFAULT),
+            pkey: PKey::DEFAULT,
             reversible: true,
         };
         let shown = "LID 8 to 1, SL 0, P_Key 0xffff, MTU code 6, rate code 26";

@@ -22,7 +22,7 @@ use super::{Daemon, Exit, ask, print};
 use crate::control::client::Connection;
 use crate::control::messages::{
     Answer, AnswerStatus, Body, Elapsed, Failure, Lookup, PathAnswer, PathHops, PathStatus,
-    Request, Resolved, Summary, Text, UnknownName,
+    Request, Resolved, Summary, UnknownName,
 };
 
 #[derive(Args, Debug)]
@@ -207,7 +207,7 @@ impl<'a> Job<'a> {
         events: &Sender<Event>,
     ) -> Result<Option<()>, Failure> {
         let request = Request::Resolve {
-            addresses: asked.iter().map(|(_, found)| Text(found.target)).collect(),
+            addresses: asked.iter().map(|(_, found)| found.target).collect(),
             timeout_ms: Some(self.args.timeout.into()),
             lookup: self.lookup,
             each: true,
@@ -237,7 +237,7 @@ impl<'a> Job<'a> {
                 let against =
                     verify::Against { source: &self.source, neighbours: &self.neighbours, timeout };
                 verify::verify(connection, &against, target, &mut resolved)?;
-            } else if let Some(Text(gid)) = resolved.answer.gid {
+            } else if let Some(gid) = resolved.answer.gid {
                 resolved.path = Some(self.source.path(connection, gid, false)?);
             }
             is_wanted &= events.send(Event::Answered(place, resolved)).is_ok();
@@ -370,7 +370,7 @@ impl<'a> Report<'a> {
 /// What an answer says, without its times and origin.
 fn said(
     resolved: &Resolved,
-) -> (AnswerStatus, Option<Text<ibarr_common::ib::Gid>>, Option<&PathHops>, usize) {
+) -> (AnswerStatus, Option<ibarr_common::ib::Gid>, Option<&PathHops>, usize) {
     let Answer { status, gid, .. } = resolved.answer;
     let hops = resolved.path.as_deref().and_then(|path: &PathAnswer| path.hops.as_ref());
     (status, gid, hops, resolved.mismatches.len())

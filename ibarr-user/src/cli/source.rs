@@ -10,7 +10,7 @@ use ibarr_proto::paths::PortName;
 use super::{Daemon, ask};
 use crate::control::client::Connection;
 use crate::control::messages::{
-    Body, Failure, FailureKind, PathAnswer, PathRequest, PortStatus, Request, Text,
+    Body, Failure, FailureKind, PathAnswer, PathRequest, PortStatus, Request,
 };
 
 /// The start of a path; by default the daemon chooses.
@@ -32,7 +32,7 @@ impl Source {
     fn among(ports: &[PortStatus], text: &str) -> Result<Self, Failure> {
         let names = |port: &&PortStatus| port.port.to_string() == text;
         if let Some(port) = ports.iter().find(names) {
-            return Ok(Self { port: Some(port.port.0), sgid: None });
+            return Ok(Self { port: Some(port.port), sgid: None });
         }
         let (gid, ip) = (text.parse().ok(), text.parse().ok());
         if gid.is_none() && ip.is_none() && text.parse::<PortName>().is_err() {
@@ -40,11 +40,11 @@ impl Source {
             return Err(Failure { kind: FailureKind::Usage, message });
         }
         // A link-local address may also be a GID.
-        let has_gid = |port: &&PortStatus| port.gids.iter().any(|Text(of)| Some(*of) == gid);
+        let has_gid = |port: &&PortStatus| port.gids.iter().any(|of| Some(*of) == gid);
         let mut found: Vec<_> = ports.iter().filter(has_gid).map(|port| (port, gid)).collect();
         if found.is_empty() {
             let of = |port: &PortStatus| {
-                port.addresses.iter().find(|it| Some(it.ip) == ip).map(|it| it.gid.0)
+                port.addresses.iter().find(|it| Some(it.ip) == ip).map(|it| it.gid)
             };
             found.extend(ports.iter().filter_map(|port| Some((port, Some(of(port)?)))));
         }
@@ -54,7 +54,7 @@ impl Source {
             return Err(Failure { kind: FailureKind::Usage, message });
         }
         let found = found.first();
-        found.map(|(port, sgid)| Self { port: Some(port.port.0), sgid: *sgid }).ok_or_else(|| {
+        found.map(|(port, sgid)| Self { port: Some(port.port), sgid: *sgid }).ok_or_else(|| {
             let what = ip.map_or("", |_: IpAddr| "has this address or GID");
             let what = if what.is_empty() { "has this name" } else { what };
             let message =
@@ -70,8 +70,8 @@ impl Source {
         dgid: Gid,
         fresh: bool,
     ) -> Result<Box<PathAnswer>, Failure> {
-        let (port, sgid) = (self.port.map(Text), self.sgid.map(Text));
-        let path = PathRequest { dgid: Text(dgid), sgid, port, pkey: None, fresh };
+        let Self { port, sgid } = *self;
+        let path = PathRequest { dgid, sgid, port, pkey: None, fresh };
         match connection.ask(&Request::Path { path }, |_| ())? {
             Body::Path { path } => Ok(path),
             _ => Err(ask::other_version()),

@@ -17,8 +17,7 @@ use super::ping::interrupted;
 use super::{Daemon, Exit, ask, doctor, print};
 use crate::control::messages::{
     AnswerSource, AnswerStatus, Body, Elapsed, Failure, FailureKind, Millis, Number, PathSource,
-    Request, Text, TraceCaller, TraceEnd, TraceEvent, TraceNudge, TraceOnly, TraceStep, Traced,
-    Tracing,
+    Request, TraceCaller, TraceEnd, TraceEvent, TraceNudge, TraceOnly, TraceStep, Traced, Tracing,
 };
 
 #[derive(Args, Debug)]
@@ -64,7 +63,7 @@ async fn follow(args: &TraceArgs) -> Result<(), Failure> {
             let absent = |message| Failure { kind: FailureKind::Absent, message };
             Some(TraceOnly::Ip(destination.resolve(None).map_err(absent)?.target.ip))
         }
-        Some(doctor::Peer::Gid(gid)) => Some(TraceOnly::Gid(Text(*gid))),
+        Some(doctor::Peer::Gid(gid)) => Some(TraceOnly::Gid(*gid)),
         None => None,
     };
     let request = Request::Trace { only, for_ms: args.time.map(Millis::from), kernel: args.kernel };
@@ -177,7 +176,7 @@ fn ending(traced: &Traced) -> String {
 
 /// The columns of an event.
 fn cells(event: &TraceEvent, begun: Instant) -> Vec<String> {
-    let or_any = |gid: Option<_>| gid.map_or("any".to_owned(), |gid: Text<_>| gid.to_string());
+    let or_any = |gid: Option<Gid>| gid.map_or("any".to_owned(), |gid| gid.to_string());
     let subject = match event.ip {
         Some(ip) => ip.to_string(),
         None if (event.sgid, event.dgid) == (None, None) => "-".to_owned(),
@@ -299,14 +298,14 @@ fn caller(by: TraceCaller, uid: Option<u32>) -> String {
     }
 }
 
-fn peer(from: SocketAddr, gid: Option<Text<Gid>>, cause: Option<&str>) -> String {
+fn peer(from: SocketAddr, gid: Option<Gid>, cause: Option<&str>) -> String {
     match cause {
         Some(cause) => format!("query of the peer {from}, dropped: {cause}"),
         None => format!("query of the peer {from}, reply: {}", or_not_here(gid)),
     }
 }
 
-fn or_not_here(gid: Option<Text<Gid>>) -> String {
+fn or_not_here(gid: Option<Gid>) -> String {
     gid.map_or("not here".to_owned(), |gid| gid.to_string())
 }
 

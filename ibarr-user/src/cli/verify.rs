@@ -15,7 +15,7 @@ use super::source::Source;
 use crate::control::client::Connection;
 use crate::control::messages::{
     Answer, AnswerSource, AnswerStatus, Body, Failure, FailureKind, Lookup, Mismatch, MismatchWith,
-    PathAnswer, PathSource, PathStatus, Request, Resolved, Target, Text,
+    PathAnswer, PathSource, PathStatus, Request, Resolved, Target,
 };
 use crate::transport::rtnetlink;
 
@@ -64,7 +64,7 @@ pub(super) fn verify(
     target: Target,
     resolved: &mut Resolved,
 ) -> Result<(), Failure> {
-    let Some(Text(gid)) = resolved.answer.gid else { return Ok(()) };
+    let Some(gid) = resolved.answer.gid else { return Ok(()) };
     let mismatches = &mut resolved.mismatches;
     if resolved.answer.source == Some(AnswerSource::Cache) {
         let now = ask_peer(connection, target, against.timeout)?;
@@ -96,7 +96,7 @@ fn ask_peer(
     timeout: Duration,
 ) -> Result<Answer, Failure> {
     let request = Request::Resolve {
-        addresses: vec![Text(target)],
+        addresses: vec![target],
         timeout_ms: Some(timeout.into()),
         lookup: Lookup::Peer,
         each: false,
@@ -109,7 +109,7 @@ fn ask_peer(
 
 fn of_peer(remembered: Gid, now: &Answer) -> Option<Mismatch> {
     let says = match (now.status, now.gid) {
-        (AnswerStatus::Found, Some(Text(gid))) if gid == remembered => return None,
+        (AnswerStatus::Found, Some(gid)) if gid == remembered => return None,
         (AnswerStatus::Found, Some(gid)) => format!("the peer says {gid} now"),
         (status, _) => format!("the peer is {status} now"),
     };

@@ -14,7 +14,7 @@ use serde_with_macros::skip_serializing_none;
 
 use super::messages::AnswerSource;
 use super::path_messages::PathAnswer;
-use super::values::{Elapsed, Millis, Text, Textual};
+use super::values::{Elapsed, Millis};
 
 /// An address to resolve: `10.2.0.5`, or `fe80::1%4` with the index of the interface that its
 /// queries leave by.
@@ -39,8 +39,12 @@ impl fmt::Display for Target {
     }
 }
 
-impl Textual for Target {
-    fn parse(text: &str) -> Result<Self, String> {
+ibarr_common::serde_as_text!(Target);
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
         let (ip, scope) = match text.split_once('%') {
             Some((ip, scope)) => (ip, Some(scope)),
             None => (text, None),
@@ -78,7 +82,7 @@ pub struct Answer {
     /// The outcome.
     pub status: AnswerStatus,
     /// The GID, if found.
-    pub gid: Option<Text<Gid>>,
+    pub gid: Option<Gid>,
     /// Where the GID comes from, if found.
     pub source: Option<AnswerSource>,
     /// Milliseconds from request to answer, within the daemon.
@@ -226,7 +230,7 @@ pub struct Pinged {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_addresses: Vec<IpAddr>,
     /// The last GID that was answered.
-    pub gid: Option<Text<Gid>>,
+    pub gid: Option<Gid>,
     /// How many rounds there were.
     pub asked: u64,
     /// How many rounds had an answer with a GID.

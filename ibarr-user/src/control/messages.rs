@@ -43,7 +43,7 @@ pub use super::trace_messages::{
     TraceCaller, TraceEnd, TraceEvent, TraceOnly, TraceStep, Traced, Tracing,
 };
 use super::values::is_default;
-pub use super::values::{Elapsed, Millis, Number, OrText, Seconds, Text};
+pub use super::values::{Elapsed, Millis, Number, OrText, Seconds};
 use crate::bpf::Hook;
 
 /// The format version, in the field `v`.
@@ -57,7 +57,7 @@ pub enum Request {
     /// Resolves addresses to GIDs, by the network where they are not known.
     Resolve {
         /// At most [`Request::MAX_ADDRESSES`].
-        addresses: Vec<Text<Target>>,
+        addresses: Vec<Target>,
         /// How long the caller waits: at most [`Request::MAX_TIMEOUT`],
         /// [`Request::TIMEOUT`] if absent.
         timeout_ms: Option<Millis>,
@@ -445,7 +445,7 @@ pub struct CacheEntry {
     /// Name of the interface that the request named; absent if it named none.
     pub interface: Option<String>,
     /// GID of the address; absent in a negative entry.
-    pub gid: Option<Text<Gid>>,
+    pub gid: Option<Gid>,
     /// Milliseconds until the entry expires.
     pub expires_in_ms: Millis,
 }
@@ -480,7 +480,7 @@ pub struct KernelLearned {
     /// Index of the interface that the request named; absent if it named none.
     pub ifindex: Option<Number<IfIndex>>,
     /// GID of the address.
-    pub gid: Text<Gid>,
+    pub gid: Gid,
     /// Milliseconds until the entry expires.
     pub expires_in_ms: Millis,
     /// Address of the peer that answered, if that is still known.
@@ -513,7 +513,7 @@ pub struct KernelRoute {
     /// Interface index.
     pub ifindex: Number<Option<IfIndex>>,
     /// The prefix, such as `10.0.0.0/8`.
-    pub to: Text<Prefix>,
+    pub to: Prefix,
     /// Address of the gateway; absent if there is none.
     pub via: Option<IpAddr>,
     /// Whether another interface leads to the prefix.
@@ -529,7 +529,7 @@ pub struct KernelNeighbour {
     /// IP address of the next hop.
     pub ip: IpAddr,
     /// Hardware address, in hexadecimal; `none` if it holds no GID.
-    pub hwaddr: OrText<Text<IpoibHwAddr>>,
+    pub hwaddr: OrText<IpoibHwAddr>,
 }
 
 /// An address of this node in the map `gid_cache`.
@@ -542,7 +542,7 @@ pub struct KernelEntry {
     /// Interface index that scopes a link-local address.
     pub scope: Option<Number<IfIndex>>,
     /// The GID in replies; absent if the address is not answered.
-    pub gid: Option<Text<Gid>>,
+    pub gid: Option<Gid>,
     /// Index of the interface that has the address; 0 if none has it.
     pub ifindex: Number<Option<IfIndex>>,
     /// Origin of the GID.
@@ -794,7 +794,7 @@ pub struct InterfaceStatus {
     /// Interface index.
     pub ifindex: Number<IfIndex>,
     /// The GID in replies about its addresses.
-    pub gid: Option<Text<Gid>>,
+    pub gid: Option<Gid>,
     /// The program that answers queries on this interface, before or instead of the daemon: `tcx`,
     /// `clsact`, `xdp-native`, `xdp-generic`; absent if there is none.
     pub responder: Option<Hook>,
@@ -802,7 +802,7 @@ pub struct InterfaceStatus {
     /// shall be answered here.
     pub in_user_space: Option<String>,
     /// Addresses that are answered, each with its GID.
-    pub addresses: BTreeMap<IpAddr, Text<Gid>>,
+    pub addresses: BTreeMap<IpAddr, Gid>,
     /// Why no address is answered; absent if some are.
     pub not_served: Option<String>,
 }

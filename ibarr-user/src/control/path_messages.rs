@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
 use super::messages::{PathSource, PortChoice};
-use super::values::{Elapsed, Millis, Number, Text, is_default};
+use super::values::{Elapsed, Millis, Number, is_default};
 
 /// The ends of a path.
 #[skip_serializing_none]
@@ -18,11 +18,11 @@ use super::values::{Elapsed, Millis, Number, Text, is_default};
 #[serde(rename_all = "kebab-case")]
 pub struct PathRequest {
     /// Destination GID.
-    pub dgid: Text<Gid>,
+    pub dgid: Gid,
     /// Source GID; absent: the port's first GID.
-    pub sgid: Option<Text<Gid>>,
+    pub sgid: Option<Gid>,
     /// Port, such as `mlx5_0/1`; absent: the first port that can ask.
-    pub port: Option<Text<PortName>>,
+    pub port: Option<PortName>,
     /// P_Key; absent: the port's first.
     pub pkey: Option<Number<PKey>>,
     /// Whether the subnet administrator is asked even if its answer is remembered.
@@ -36,13 +36,13 @@ pub struct PathRequest {
 #[serde(rename_all = "kebab-case")]
 pub struct PathAnswer {
     /// The port that asked, such as `mlx5_0/1`.
-    pub port: Text<PortName>,
+    pub port: PortName,
     /// Why this port was chosen.
     pub chosen: Option<PortChoice>,
     /// Source GID.
-    pub sgid: Text<Gid>,
+    pub sgid: Gid,
     /// Destination GID.
-    pub dgid: Text<Gid>,
+    pub dgid: Gid,
     /// The outcome.
     pub status: PathStatus,
     /// Origin of the outcome, if the subnet administrator said it.
@@ -103,7 +103,7 @@ pub struct PathHops {
     /// The code of the rate instead, if its meaning is not known here.
     pub rate_code: Option<u8>,
     /// P_Key in hexadecimal.
-    pub pkey: Text<PKey>,
+    pub pkey: PKey,
     /// Whether the path also leads back.
     pub reversible: bool,
 }
@@ -114,13 +114,13 @@ pub struct PathHops {
 #[serde(rename_all = "kebab-case")]
 pub struct CachedPath {
     /// Port, such as `mlx5_0/1`.
-    pub port: Text<PortName>,
+    pub port: PortName,
     /// Source GID.
-    pub sgid: Text<Gid>,
+    pub sgid: Gid,
     /// Destination GID.
-    pub dgid: Text<Gid>,
+    pub dgid: Gid,
     /// P_Key that the request named.
-    pub pkey: Option<Text<PKey>>,
+    pub pkey: Option<PKey>,
     /// Traffic class that the request named.
     pub tclass: Option<u8>,
     /// The path; absent if there is none.
@@ -137,7 +137,7 @@ pub struct CachedPath {
 #[serde(rename_all = "kebab-case")]
 pub struct PortStatus {
     /// Name, such as `mlx5_0/1`.
-    pub port: Text<PortName>,
+    pub port: PortName,
     /// Whether the port is up and configured.
     pub active: bool,
     /// LID of the port.
@@ -149,9 +149,9 @@ pub struct PortStatus {
     /// Service level of packets to the subnet manager.
     pub sm_sl: Number<Sl>,
     /// GIDs of the port.
-    pub gids: Vec<Text<Gid>>,
+    pub gids: Vec<Gid>,
     /// P_Keys of the port, in hexadecimal.
-    pub pkeys: Vec<Text<PKey>>,
+    pub pkeys: Vec<PKey>,
     /// IP addresses of the interfaces that have one of its GIDs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<PortAddress>,
@@ -197,7 +197,7 @@ pub struct PortAddress {
     /// Name of its interface, such as `ib0`.
     pub interface: String,
     /// The GID in replies about it.
-    pub gid: Text<Gid>,
+    pub gid: Gid,
 }
 
 /// A subnet administrator that does not answer.

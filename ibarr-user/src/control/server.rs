@@ -426,7 +426,7 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
-    use crate::control::messages::{Body, Lookup, Target, Text};
+    use crate::control::messages::{Body, Lookup, Target};
 
     /// Who runs no tests.
     const OTHER: Peer = Peer { uid: 3_999_999_999, gid: 3_999_999_999 };
@@ -487,7 +487,7 @@ mod tests {
         let resolve = |addresses, timeout: Option<u64>| {
             let timeout_ms = timeout.map(|ms| Duration::from_millis(ms).into());
             let target = Target::from(IpAddr::from([10, 0, 0, 1]));
-            let addresses = vec![Text(target); addresses];
+            let addresses = vec![target; addresses];
             let (lookup, each) = (Lookup::Any, false);
             serde_json::to_vec(&Request::Resolve { addresses, timeout_ms, lookup, each }).unwrap()
         };

@@ -9,7 +9,7 @@ use serde_with_macros::skip_serializing_none;
 use super::address_messages::SlowPeer;
 use super::messages::HealthState;
 use super::path_messages::Probing;
-use super::values::{Elapsed, Seconds, Text};
+use super::values::{Elapsed, Seconds};
 
 /// What happened in an interval. Rates are per second, and totals since the daemon's start.
 #[skip_serializing_none]
@@ -106,7 +106,7 @@ ibarr_common::words! {
 #[serde(rename_all = "kebab-case")]
 pub struct PortRate {
     /// Name, such as `mlx5_0/1`.
-    pub port: Text<PortName>,
+    pub port: PortName,
     /// Whether the port is up and configured.
     pub active: bool,
     /// Questions that wait for an answer now.

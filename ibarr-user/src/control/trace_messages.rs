@@ -13,7 +13,7 @@ use serde_with_macros::skip_serializing_none;
 use super::address_messages::AnswerStatus;
 use super::messages::{AnswerSource, PathSource, TraceNudge, TraceProgram, TraceVerdict};
 use super::path_messages::PathStatus;
-use super::values::{Elapsed, Millis, Number, Text, is_default};
+use super::values::{Elapsed, Millis, Number, is_default};
 
 /// Which events are wanted.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -22,7 +22,7 @@ pub enum TraceOnly {
     /// Those of requests for the GID of this address, and of queries of the peer with this address.
     Ip(IpAddr),
     /// Those of requests for a path from or to this GID.
-    Gid(Text<Gid>),
+    Gid(Gid),
 }
 
 /// The trace has begun.
@@ -52,9 +52,9 @@ pub struct TraceEvent {
     /// The address whose GID is asked for.
     pub ip: Option<IpAddr>,
     /// The source of the path that is asked for.
-    pub sgid: Option<Text<Gid>>,
+    pub sgid: Option<Gid>,
     /// The destination of the path that is asked for.
-    pub dgid: Option<Text<Gid>>,
+    pub dgid: Option<Gid>,
     /// Number of events lost just before this one, because there was no room for them.
     #[serde(default, skip_serializing_if = "is_default")]
     pub lost: u64,
@@ -112,7 +112,7 @@ pub enum TraceStep {
         /// The sender.
         from: SocketAddr,
         /// Absent if it does not have the address.
-        gid: Option<Text<Gid>>,
+        gid: Option<Gid>,
         /// Whether it answers no query of this trace, because it is late or forged.
         #[serde(default, skip_serializing_if = "is_default")]
         unasked: bool,
@@ -127,12 +127,12 @@ pub enum TraceStep {
     /// The kernel's neighbour entry.
     Neighbour {
         /// Its GID; absent if there is no entry.
-        gid: Option<Text<Gid>>,
+        gid: Option<Gid>,
     },
     /// The subnet administrator is asked.
     Mad {
         /// The sending port.
-        port: Text<PortName>,
+        port: PortName,
         /// LID of the subnet administrator.
         lid: Number<Lid>,
         /// 1 for the first one of this request.
@@ -144,7 +144,7 @@ pub enum TraceStep {
     /// The subnet administrator has answered.
     MadAnswer {
         /// The receiving port.
-        port: Text<PortName>,
+        port: PortName,
         /// LID of the sender.
         lid: Option<Number<Lid>>,
         /// Why there is no path; absent if there is one.
@@ -159,7 +159,7 @@ pub enum TraceStep {
         /// The outcome.
         status: AnswerStatus,
         /// The GID, if found.
-        gid: Option<Text<Gid>>,
+        gid: Option<Gid>,
         /// Where the GID comes from, if found.
         source: Option<AnswerSource>,
         /// Milliseconds since this request.
@@ -228,7 +228,7 @@ pub enum TraceStep {
         /// The peer.
         from: SocketAddr,
         /// The GID that it was told; absent if none.
-        gid: Option<Text<Gid>>,
+        gid: Option<Gid>,
         /// Why it was told nothing, as the counter without `ip2gid.server.`; absent if there was a reply.
         cause: Option<String>,
     },

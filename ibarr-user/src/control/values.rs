@@ -3,65 +3,12 @@
 //! How the documents of the control socket write values: each type here is one form in JSON.
 
 use std::fmt::{self, Display};
-use std::str::FromStr;
 use std::time::Duration;
 
-use ibarr_common::ib::{FlowLabel, Gid, IpoibHwAddr, Lid, PKey, Sl};
+use ibarr_common::ib::{FlowLabel, Lid, PKey, Sl};
 use ibarr_common::{IfIndex, Instant};
-use ibarr_proto::ip2gid::Prefix;
-use ibarr_proto::paths::PortName;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-/// A value whose form in JSON is the text that people read.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct Text<T>(pub T);
-
-/// A type with a text that can be read back.
-pub trait Textual: Display + Sized {
-    /// # Errors
-    /// What the text should be instead.
-    fn parse(text: &str) -> Result<Self, String>;
-}
-
-macro_rules! textual {
-    ($($type:ty),+) => {$(
-        impl Textual for $type {
-            fn parse(text: &str) -> Result<Self, String> {
-                Self::from_str(text).map_err(|error| error.to_string())
-            }
-        }
-    )+};
-    ($($type:ty = $all:expr),+) => {$(
-        impl Textual for $type {
-            fn parse(text: &str) -> Result<Self, String> {
-                let found = $all.into_iter().find(|value| value.to_string() == text);
-                found.ok_or_else(|| format!("not a value of {}", stringify!($type)))
-            }
-        }
-    )+};
-}
-
-textual!(Gid, IpoibHwAddr, PKey, PortName, Prefix);
-
-impl<T: Display> Display for Text<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl<T: Display> Serialize for Text<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.0)
-    }
-}
-
-impl<'de, T: Textual> Deserialize<'de> for Text<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        T::parse(&text).map(Self).map_err(|error| D::Error::custom(format!("{text}: {error}")))
-    }
-}
 
 /// A value whose form in JSON is a number.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]

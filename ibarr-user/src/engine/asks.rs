@@ -11,7 +11,7 @@ use ibarr_proto::request::{Outcome, UserRequest};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::control::messages::{
-    Answer, AnswerSource, AnswerStatus, Body, Elapsed, Resolved, Response, Target, Text,
+    Answer, AnswerSource, AnswerStatus, Body, Elapsed, Resolved, Response, Target,
 };
 
 /// Requests without an answer yet, each for one address or more. The control socket bounds their
@@ -107,9 +107,9 @@ impl Asks {
 }
 
 /// An outcome as the documents have it.
-pub(super) fn told(outcome: Outcome) -> (AnswerStatus, Option<Text<Gid>>, Option<AnswerSource>) {
+pub(super) fn told(outcome: Outcome) -> (AnswerStatus, Option<Gid>, Option<AnswerSource>) {
     match outcome {
-        Outcome::Found { gid, source } => (AnswerStatus::Found, Some(Text(gid)), Some(source)),
+        Outcome::Found { gid, source } => (AnswerStatus::Found, Some(gid), Some(source)),
         Outcome::NotFound => (AnswerStatus::NotFound, None, None),
         Outcome::TimedOut => (AnswerStatus::TimedOut, None, None),
         Outcome::Refused => (AnswerStatus::Refused, None, None),
@@ -149,7 +149,7 @@ mod tests {
             Answer {
                 ip: addresses[1],
                 status: AnswerStatus::Found,
-                gid: Some(Text(gid)),
+                gid: Some(gid),
                 source: Some(AnswerSource::Peer),
                 ms,
             },

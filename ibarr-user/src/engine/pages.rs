@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::Engine;
 use crate::control::messages::{
-    AddressMark, Body, CacheEntry, Failure, FailureKind, Number, PathMark, Response, Text,
+    AddressMark, Body, CacheEntry, Failure, FailureKind, Number, PathMark, Response,
 };
 
 /// Pages that were requested and not made yet: one is made per turn, in the order of the requests.
@@ -85,7 +85,7 @@ impl Engine {
         let entries = page.into_iter().map(|(question, cached)| CacheEntry {
             ip: question.target(),
             interface: question.egress().map(name),
-            gid: cached.gid.map(Text),
+            gid: cached.gid,
             expires_in_ms: cached.expires_at.since(now).into(),
         });
         let mark = |Place { expires_at, question }| AddressMark {

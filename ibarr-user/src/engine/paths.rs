@@ -21,7 +21,7 @@ use super::{Engine, log};
 use crate::control::messages::{
     Body, CachedPath, Elapsed, Failure, FailureKind, LastEvent, Number, PathAnswer, PathHops,
     PathRequest, PathSource, PathStatus, PortAddress, PortStatus, Probing, Response, SaTally,
-    Silence, Text,
+    Silence,
 };
 use crate::transport::ports::{self, Ports};
 use crate::transport::umad::{self, Meaning, Sending, Umads};
@@ -174,9 +174,9 @@ impl Engine {
 
     fn choose(&self, request: &PathRequest) -> Result<Chosen, Failure> {
         let partial = Partial {
-            port: request.port.map(|Text(port)| port),
-            dgid: request.dgid.0,
-            sgid: request.sgid.map(|Text(sgid)| sgid),
+            port: request.port,
+            dgid: request.dgid,
+            sgid: request.sgid,
             pkey: request.pkey.map(|Number(pkey)| pkey),
         };
         let absent = |message| Failure { kind: FailureKind::Absent, message };
@@ -193,14 +193,14 @@ impl Engine {
             let load = self.node.paths().client().load(index);
             let tally = self.node.paths().client().tally(index);
             PortStatus {
-                port: Text(name),
+                port: name,
                 active: facts.is_active,
                 lid: facts.lid.map(Number),
                 lmc: facts.lmc,
                 sm_lid: facts.sm_lid.map(Number),
                 sm_sl: Number(facts.sm_sl),
-                gids: facts.gids.iter().copied().map(Text).collect(),
-                pkeys: facts.pkeys.iter().map(|(_, pkey)| Text(*pkey)).collect(),
+                gids: facts.gids.clone(),
+                pkeys: facts.pkeys.iter().map(|(_, pkey)| *pkey).collect(),
                 addresses: self.addresses_of(facts),
                 qos: has_qos,
                 questions: load.questions,
@@ -231,7 +231,7 @@ impl Engine {
                 let Some(gid) = address.owned.and_then(|owned| owned.gid) else { continue };
                 if facts.gids.contains(&gid) {
                     let (ip, interface) = (address.address, link.name.to_string());
-                    addresses.push(PortAddress { ip, interface, gid: Text(gid) });
+                    addresses.push(PortAddress { ip, interface, gid });
                 }
             }
         }
@@ -255,10 +255,10 @@ impl Engine {
 
 pub(super) fn cached_path(now: Instant, entry: &paths::Cached) -> CachedPath {
     CachedPath {
-        port: Text(entry.port),
-        sgid: Text(entry.question.sgid),
-        dgid: Text(entry.question.dgid),
-        pkey: entry.question.pkey.map(Text),
+        port: entry.port,
+        sgid: entry.question.sgid,
+        dgid: entry.question.dgid,
+        pkey: entry.question.pkey,
         tclass: entry.question.tclass,
         hops: entry.record.as_ref().and_then(hops),
         doubted: entry.is_doubted,
@@ -270,10 +270,10 @@ fn answer(chosen: &Chosen, outcome: Outcome, ms: Elapsed) -> PathAnswer {
     let Chosen { port, question, why } = *chosen;
     let (status, record, source, refusal) = told_path(outcome);
     PathAnswer {
-        port: Text(port),
+        port,
         chosen: Some(why),
-        sgid: Text(question.sgid),
-        dgid: Text(question.dgid),
+        sgid: question.sgid,
+        dgid: question.dgid,
         status,
         source,
         refusal: refusal.map(|refusal| refusal.to_string()),
@@ -312,7 +312,7 @@ fn hops(record: &PathRecord) -> Option<PathHops> {
         mtu_code: mtu.is_none().then_some(fields.mtu.get()),
         gbit_s: half_gigabits.map(|half| f64::from(half) / 2.0),
         rate_code: half_gigabits.is_none().then_some(fields.rate.get()),
-        pkey: Text(fields.pkey),
+        pkey: fields.pkey,
         reversible: fields.reversible,
     })
 }

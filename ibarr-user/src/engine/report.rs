@@ -22,7 +22,7 @@ use crate::bpf::{self, Hook, Longevity};
 use crate::control::messages::{
     ControlStatus, Elapsed, FailedReload, InterfaceStatus, LeftToKernel, ListenerStatus,
     LocalServiceStatus, Millis, NudgeState, Number, PathRequests, ResponderStatus, SlowPeer,
-    SocketState, Status, Text, UsersStatus,
+    SocketState, Status, UsersStatus,
 };
 use crate::transport::local_service as ls;
 use crate::transport::{self, listeners::Listener};
@@ -258,13 +258,13 @@ impl Engine {
     }
 
     fn interface(&self, link: &Interface) -> InterfaceStatus {
-        let addresses: BTreeMap<IpAddr, Text<Gid>> = link
+        let addresses: BTreeMap<IpAddr, Gid> = link
             .addresses
             .iter()
-            .filter_map(|address| Some((address.address, Text(address.owned?.gid?))))
+            .filter_map(|address| Some((address.address, address.owned?.gid?)))
             .collect();
         let (gid, reason) = match &link.gid {
-            Ok(gid) => (Some(Text(*gid)), "it has no usable address".to_owned()),
+            Ok(gid) => (Some(*gid), "it has no usable address".to_owned()),
             Err(reason) => (None, reason.to_string()),
         };
         let (responder, in_user_space) = self.responder_of(link);

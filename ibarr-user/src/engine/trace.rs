@@ -27,7 +27,7 @@ use super::asks::told;
 use super::paths::told_path;
 use crate::bpf::{self, Seen};
 use crate::control::messages::{
-    Body, Elapsed, Failure, FailureKind, Millis, Number, Response, Text, TraceCaller, TraceEnd,
+    Body, Elapsed, Failure, FailureKind, Millis, Number, Response, TraceCaller, TraceEnd,
     TraceEvent, TraceOnly, TraceStep, Traced, Tracing,
 };
 use crate::transport::queries::Heard;
@@ -170,7 +170,7 @@ impl Engine {
         drop(events.try_send(Body::Tracing { tracing }.into()));
         let only = only.map(|only| match only {
             TraceOnly::Ip(ip) => Filter::Address(ip),
-            TraceOnly::Gid(Text(gid)) => Filter::Gid(gid),
+            TraceOnly::Gid(gid) => Filter::Gid(gid),
         });
         let ends_at = time.map(|time| now + Duration::from(time));
         let packets = if packets { Packets::Wanted } else { Packets::Unwanted };
@@ -366,7 +366,7 @@ fn document(event: &Event, view: &LocalView) -> TraceEvent {
     let Event { at, chain, since, subject, ref step } = *event;
     let (ip, sgid, dgid) = match subject {
         Subject::Address(ip) => (Some(ip), None, None),
-        Subject::Path { sgid, dgid } => (None, sgid.map(Text), dgid.map(Text)),
+        Subject::Path { sgid, dgid } => (None, sgid, dgid),
     };
     let step = step_document(step, view);
     TraceEvent { request: chain, ms: Elapsed(since), at: Number(at), ip, sgid, dgid, lost: 0, step }
@@ -387,17 +387,15 @@ fn step_document(step: &Step, view: &LocalView) -> TraceStep {
         Step::NoRoute { ref cause } => TraceStep::NoRoute { cause: cause.clone() },
         Step::Query { to, number } => TraceStep::Query { to, number },
         Step::NotSent { to, ref cause } => TraceStep::NotSent { to, cause: cause.clone() },
-        Step::Reply { from, gid, is_asked } => {
-            TraceStep::Reply { from, gid: gid.map(Text), unasked: !is_asked }
-        }
+        Step::Reply { from, gid, is_asked } => TraceStep::Reply { from, gid, unasked: !is_asked },
         Step::PortUnreachable { to } => TraceStep::PortUnreachable { to },
         Step::NeighbourSought => TraceStep::NeighbourSought,
-        Step::Neighbour(gid) => TraceStep::Neighbour { gid: gid.map(Text) },
+        Step::Neighbour(gid) => TraceStep::Neighbour { gid },
         Step::Mad { port, to, number, is_probe } => {
-            TraceStep::Mad { port: Text(port), lid: Number(to), number, probe: is_probe }
+            TraceStep::Mad { port, lid: Number(to), number, probe: is_probe }
         }
         Step::MadAnswer { port, from, refusal } => TraceStep::MadAnswer {
-            port: Text(port),
+            port,
             lid: from.map(Number),
             refusal: refusal.map(|refusal| refusal.to_string()),
         },
@@ -458,7 +456,7 @@ fn about_nothing(now: Instant, step: TraceStep) -> TraceEvent {
 
 fn peer(from: SocketAddr, reply: PeerReply) -> TraceStep {
     let (gid, cause) = match reply {
-        PeerReply::Gid(gid) => (Some(Text(gid)), None),
+        PeerReply::Gid(gid) => (Some(gid), None),
         PeerReply::NotHere => (None, None),
         PeerReply::Nothing(why) => (None, Some(why.to_string())),
     };

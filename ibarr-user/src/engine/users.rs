@@ -16,9 +16,7 @@ use super::asks::Asks;
 use super::pages::{Asked, Pages};
 use super::paths::PathAsks;
 use super::trace::Wanted;
-use crate::control::messages::{
-    Body, Failure, FailureKind, Lookup, Request, Response, Target, Text,
-};
+use crate::control::messages::{Body, Failure, FailureKind, Lookup, Request, Response, Target};
 use crate::control::server::Ask;
 
 /// Requests without an answer yet.
@@ -36,7 +34,7 @@ impl Engine {
         let response: Response = match request {
             Request::Resolve { addresses, timeout_ms, lookup, each: _ } => {
                 let deadline = now + timeout_ms.map_or(Request::TIMEOUT, Duration::from);
-                let targets: Vec<_> = addresses.into_iter().map(|Text(target)| target).collect();
+                let targets: Vec<_> = addresses.into_iter().collect();
                 if let Err(failure) = self.check_scopes(&targets) {
                     return drop(answer.send(failure.into()));
                 }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::{Gid, Lid, Sl};
 use ibarr_common::wire::mad::{self, Mad};
 use ibarr_common::wire::umad::{HEADER_LEN, MAX_LEN, PKeyIndex, Send};
-use ibarr_user::control::messages::{PathRequest, Request, Text};
+use ibarr_user::control::messages::{PathRequest, Request};
 use ibarr_user::sys::umad::{Device, Opened};
 
 use super::{A_PORT, B_PORT, R_PORT, connection, gid};
@@ -25,8 +25,8 @@ const R_GUID: u64 = 0x0011_2233_4455_0002;
 pub(super) fn works(here: &Ibarr) -> Result<()> {
     let aliases = [add(A_PORT, A_GUID)?, add(R_PORT, R_GUID)?];
     let path = PathRequest {
-        dgid: Text(gid(B_PORT)?),
-        sgid: Some(Text(aliases[0])),
+        dgid: gid(B_PORT)?,
+        sgid: Some(aliases[0]),
         port: None,
         pkey: None,
         fresh: false,

@@ -19,7 +19,7 @@ use crate::control::client;
 use crate::control::doctor_messages::{Check, CheckState};
 use crate::control::messages::{
     Answer, AnswerSource, Body, Failure, Lookup, PathAnswer, PathRequest, PortStatus, Request,
-    Status, Target, Text,
+    Status, Target,
 };
 use crate::transport::ports::Dirs;
 use crate::transport::rtnetlink;
@@ -64,7 +64,7 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, bpf_dir: &Path, peer: Option
 
 fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
     let gid = match peer {
-        Peer::Gid(gid) => Text(gid),
+        Peer::Gid(gid) => gid,
         Peer::Ip(destination) => {
             let Some(target) = address(report, dirs, &destination) else { return };
             let answer = match resolve(daemon, target, Lookup::Any) {
@@ -78,7 +78,7 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
                     let is_entry = answer.source == Some(AnswerSource::Neighbour);
                     let said = is_entry.then(|| resolve(daemon, target, Lookup::Memory));
                     let said = said.and_then(|answer| answer.ok()?.gid).unwrap_or(gid);
-                    let mismatch = Neighbours::read().contradict(target, said.0);
+                    let mismatch = Neighbours::read().contradict(target, said);
                     report.add(peer::neighbour(target.ip, mismatch));
                     gid
                 }
@@ -119,7 +119,7 @@ fn status(daemon: &Daemon) -> Result<Status, Failure> {
 }
 
 fn resolve(daemon: &Daemon, target: Target, lookup: Lookup) -> Result<Answer, Failure> {
-    let addresses = vec![Text(target)];
+    let addresses = vec![target];
     let request = Request::Resolve { addresses, timeout_ms: None, lookup, each: false };
     match client::ask(&daemon.run_dir, &request, daemon.patience) {
         Ok(Body::Answers { mut answers }) if answers.len() == 1 => Ok(answers.remove(0)),
@@ -129,11 +129,7 @@ fn resolve(daemon: &Daemon, target: Target, lookup: Lookup) -> Result<Answer, Fa
 
 /// From a port to a GID, as its subnet administrator says now; or from the port that the daemon chooses, as it is
 /// remembered.
-fn path(
-    daemon: &Daemon,
-    dgid: Text<Gid>,
-    from: Option<&PortStatus>,
-) -> Result<Box<PathAnswer>, Failure> {
+fn path(daemon: &Daemon, dgid: Gid, from: Option<&PortStatus>) -> Result<Box<PathAnswer>, Failure> {
     let port = from.map(|port| port.port);
     let path = PathRequest { dgid, sgid: None, port, pkey: None, fresh: from.is_some() };
     match client::ask(&daemon.run_dir, &Request::Path { path }, daemon.patience) {
