@@ -9,10 +9,10 @@ use std::str::FromStr;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
+use ibarr_proto::request::Source as AnswerSource;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::messages::AnswerSource;
 use super::path_messages::PathAnswer;
 use super::values::{Elapsed, Millis};
 

@@ -2,10 +2,10 @@
 
 //! The documents of the control socket about health.
 
+use ibarr_proto::health::State as HealthState;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::messages::HealthState;
 use super::values::Seconds;
 
 /// A subsystem of the daemon.

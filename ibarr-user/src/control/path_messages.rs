@@ -5,11 +5,10 @@
 use std::net::IpAddr;
 
 use ibarr_common::ib::{FlowLabel, Gid, Lid, PKey, Sl};
-use ibarr_proto::paths::{PortEvent, PortName};
+use ibarr_proto::paths::{Choice as PortChoice, PortEvent, PortName, Source as PathSource};
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::messages::{PathSource, PortChoice};
 use super::values::{Elapsed, Millis, Number, is_default};
 
 /// The ends of a path.

@@ -2,12 +2,12 @@
 
 //! The document of `ibarr top`: what happened between two looks at the daemon.
 
+use ibarr_proto::health::State as HealthState;
 use ibarr_proto::paths::PortName;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
 use super::address_messages::SlowPeer;
-use super::messages::HealthState;
 use super::path_messages::Probing;
 use super::values::{Elapsed, Seconds};
 

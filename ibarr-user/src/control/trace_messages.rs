@@ -6,12 +6,15 @@ use std::net::{IpAddr, SocketAddr};
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid};
-use ibarr_proto::paths::PortName;
+use ibarr_common::map::Program as TraceProgram;
+use ibarr_proto::local_service::Nudged as TraceNudge;
+use ibarr_proto::paths::{PortName, Source as PathSource};
+use ibarr_proto::request::Source as AnswerSource;
+use ibarr_proto::trace::Verdict as TraceVerdict;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
 use super::address_messages::AnswerStatus;
-use super::messages::{AnswerSource, PathSource, TraceNudge, TraceProgram, TraceVerdict};
 use super::path_messages::PathStatus;
 use super::values::{Elapsed, Millis, Number, is_default};
 
