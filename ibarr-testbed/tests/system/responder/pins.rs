@@ -112,7 +112,7 @@ fn bpffs_is_not_mounted_over_files_of_others() {
     assert!(blocked(&rig).contains("holds file, which is not ibarr's"), "{}", blocked(&rig));
     let by_daemon = rig.answered_by_daemon();
     socket(V4).ask_all(10);
-    assert_eq!(rig.answered_by_daemon(), by_daemon + 10);
+    rig.until_answered_by_daemon(by_daemon + 10);
     assert!(!rig.log().contains("mounted a bpffs"), "{}", rig.log());
     rig.end(Signal::SIGTERM);
     assert_eq!(tree(&kept), [kept.join("file")]);

@@ -201,6 +201,12 @@ impl Rig {
         self.asked("counters")["counters"]["ip2gid.server.answered"].as_u64().unwrap()
     }
 
+    /// Waits until the daemon has counted this many answers. It counts a reply after it has sent it, so the
+    /// peer may have it before.
+    pub(crate) fn until_answered_by_daemon(&self, number: u64) {
+        self.eventually("the daemon has answered", || self.answered_by_daemon() == number);
+    }
+
     pub(crate) fn answered_in_kernel(&self) -> u64 {
         self.count(Program::Tc, Reason::Answered)
     }

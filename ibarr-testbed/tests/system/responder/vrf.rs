@@ -25,13 +25,14 @@ fn peers_in_a_vrf_are_answered_whatever_unbound_sockets_accept() {
             rig.eventually("an answer", || socket(target).ask(Duration::from_millis(200)));
             socket(target).ask_all(10);
         }
-        rig.answered_by_daemon() - by_daemon
+        // Of the first ones, some may be lost.
+        rig.eventually("the daemon answers", || rig.answered_by_daemon() >= by_daemon + 22);
     };
     for (accept, responder) in WAYS {
         netns::set(NODE, &[("ipv4/udp_l3mdev_accept", accept)]).unwrap();
         enslave("master blue");
         rig.start(&format!("responder = \"{responder}\""));
-        assert!(ask(&rig) >= 22, "{responder}");
+        ask(&rig);
         let status = rig.asked("status");
         assert!(status["status"]["servers"].to_string().contains("\"vrf\":\"blue\""), "{status}");
         assert!(!status["status"]["health"].to_string().contains("not-serving"), "{status}");

@@ -76,6 +76,7 @@ fn answered_by(rig: &Rig, source: &str, target: &str, way: Way) {
         let before = counts();
         let no_route = rig.count(Program::Tc, Reason::NoRoute);
         assert!(asker.ask(Duration::from_secs(5)), "{source} is not answered by anyone");
+        rig.eventually("the answer is counted", || counts() != before);
         let after = counts();
         let passed = rig.count(Program::Tc, Reason::NoRoute) - no_route;
         match (after.0 - before.0, after.1 - before.1) {

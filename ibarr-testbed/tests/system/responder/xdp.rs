@@ -26,7 +26,7 @@ fn xdp_is_refused_where_it_would_be_wrong() {
         assert_eq!(rig.hooks(), <[PathBuf; 0]>::default());
         let by_daemon = rig.answered_by_daemon();
         socket(V4).ask_all(5);
-        assert_eq!(rig.answered_by_daemon(), by_daemon + 5);
+        rig.until_answered_by_daemon(by_daemon + 5);
         rig.end(Signal::SIGTERM);
     };
     refused("ethtool -K eth0 rxvlan off");
