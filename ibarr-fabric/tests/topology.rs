@@ -47,7 +47,7 @@ fn output_grouped_by_chassis_is_parsed() {
 }
 
 #[test]
-fn cable_without_a_port_at_its_end_leads_to_the_first_as_in_ibsim() {
+fn cable_without_a_far_port_leads_to_port_1() {
     let topology: Topology = "Hca 2 \"A\"\n[2] \"B\"\n\nHca 1 \"B\"\n[1] \"A\"[2]".parse().unwrap();
     let port = topology.find_port("A/2").unwrap();
     assert_eq!(topology.port_name(topology.peer(port).unwrap()), "B/1");

@@ -50,8 +50,8 @@ pub struct Send {
     pub sl: Sl,
     /// The partition.
     pub pkey_index: PKeyIndex,
-    /// How long the kernel waits for the answer, in milliseconds, at least 1; without a time it
-    /// does not recognize the answer. `None` if the MAD is itself an answer.
+    /// How long the kernel waits for the answer. It is sent in milliseconds, at least 1: with 0 the kernel
+    /// does not recognize the answer.
     pub timeout: Duration,
     /// The MAD.
     pub mad: Mad,

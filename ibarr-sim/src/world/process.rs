@@ -55,7 +55,7 @@ pub(super) enum Inbox {
         packet: Packet,
     },
     Query(Packet),
-    /// ICMP says that nobody receives this query.
+    /// ICMP says that no program receives this query.
     Refused(Packet),
     Port(Option<PortFacts>),
     Mad(Lid, sa::Request, sa::Answer),

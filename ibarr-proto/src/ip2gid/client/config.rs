@@ -163,6 +163,15 @@ mod tests {
     }
 
     #[test]
+    fn each_resend_comes_after_the_last_whatever_its_jitter() {
+        for luck in [0, u32::MAX / 2, u32::MAX] {
+            let pauses: Vec<_> = (0..).map_while(|n| RESENDS.pause(n, luck)).collect();
+            assert_eq!(pauses.len(), 5);
+            assert!(pauses.iter().all(|pause| !pause.is_zero()), "{pauses:?}");
+        }
+    }
+
+    #[test]
     fn round_lasts_no_longer_than_the_deadline() {
         let round = |ms| {
             let deadline = Duration::from_millis(ms);

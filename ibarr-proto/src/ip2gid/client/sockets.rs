@@ -145,15 +145,15 @@ impl Outlet {
 /// sockets are all closed makes room for another.
 const MAX_DOMAINS: usize = 16;
 
-/// The sockets of one domain: none until a query needs one, then as many as configured, as long as
-/// there are queries.
-///
 /// How long a socket sends queries.
 const LIFETIME: Duration = Duration::from_mins(1);
 
 /// How long after that it still receives replies: as long as a round, so that no query loses its socket.
 const GRACE: Duration = Duration::from_secs(3);
 
+/// The sockets of one domain: none until a query needs one, then as many as configured, as long as
+/// there are queries.
+///
 /// A slot holds at most one socket that sends and one in its grace period, which only receives.
 #[derive(Debug)]
 pub(super) struct Pool {
