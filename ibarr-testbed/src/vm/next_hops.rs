@@ -28,6 +28,9 @@ const PEERS: [(&str, Place, [&str; 2]); 2] = [
 /// Queries of one round, all of which XDP must answer.
 const QUERIES: u32 = 20;
 
+/// Counter of the daemon's own answers.
+const BY_DAEMON: &str = "ip2gid.server.answered";
+
 pub(crate) fn prove(report: &mut Report) {
     let Some(daemon) = report.claim("XDP is attached to IPoIB", start()) else { return };
     for (peer, place, next_hops) in PEERS {
@@ -141,14 +144,15 @@ fn meets(daemon: &Ibarr, target: &str, next_hop: &str) -> Result<()> {
     })?;
     let before = counts(daemon)?;
     ask(Place::Here, target, 1)?;
-    let now = counts(daemon)?;
-    ensure!((now.0, now.1) == (before.0, before.1 + 1), "{before:?}, then {now:?}");
+    daemon.until_counted(BY_DAEMON, before.1 + 1)?;
+    let by_xdp = counts(daemon)?.0 - before.0;
+    ensure!(by_xdp == 0, "XDP answered {by_xdp}");
     ip(Place::Here, &format!("neighbour delete {target} dev {here}")).map(drop)
 }
 
 /// Number of answers by XDP, and by the daemon.
 fn counts(daemon: &Ibarr) -> Result<(u64, u64)> {
-    Ok((daemon.count("bpf.xdp.answered")?, daemon.count("ip2gid.server.answered")?))
+    Ok((daemon.count("bpf.xdp.answered")?, daemon.count(BY_DAEMON)?))
 }
 
 /// Sends so many queries, one after the other. Each must be answered with the GID of the interface.

@@ -181,6 +181,15 @@ impl Ibarr {
         counters["counters"][counter].as_u64().with_context(|| format!("no {counter}: {counters}"))
     }
 
+    /// Waits until a counter has this value. What a peer or caller sees may be counted a moment later.
+    pub(crate) fn until_counted(&self, counter: &str, expected: u64) -> Result<()> {
+        eventually(|| {
+            let count = self.count(counter)?;
+            ensure!(count == expected, "{counter} is {count} instead of {expected}");
+            Ok(())
+        })
+    }
+
     /// The directory of its control socket.
     pub(crate) fn run_dir(&self) -> String {
         run_dir(self.name)
