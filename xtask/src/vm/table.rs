@@ -137,7 +137,7 @@ mod tests {
         let error = table.end().expect_err("two failed").to_string();
         assert_eq!(
             error,
-            "vm: failed: run-a on 6.12 (1 passed, 1 failed), \
+            "vm: failed: run-a on 6.12 (1 passed, 1 failed; failed: 2 - is not), \
              run-b on 6.12 (1 passed, 0 failed, and the report has no end)"
         );
     }

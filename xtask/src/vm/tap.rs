@@ -9,18 +9,23 @@ use std::fmt;
 #[derive(Debug, Default, Eq, PartialEq)]
 pub(super) struct Tap {
     passed: usize,
-    failed: usize,
+    /// What failed, with the first line of what is said about it.
+    failed: Vec<String>,
     plan: Option<usize>,
     figures: Vec<String>,
+    /// The last line was the claim that failed last, and the next one may say why.
+    has_failed_now: bool,
 }
 
 impl Tap {
     /// Reads a line. Lines that report nothing are skipped.
     pub(super) fn line(&mut self, line: &str) {
+        let has_failed_now = std::mem::take(&mut self.has_failed_now);
         if line.starts_with("ok ") {
             self.passed += 1;
-        } else if line.starts_with("not ok ") {
-            self.failed += 1;
+        } else if let Some(claim) = line.strip_prefix("not ok ") {
+            self.failed.push(claim.to_owned());
+            self.has_failed_now = true;
         } else if let Some(figure) = line.strip_prefix("# figure: ") {
             self.figures.push(figure.to_owned());
         } else if let Some(plan) = line.strip_prefix("1..") {
@@ -31,10 +36,16 @@ impl Tap {
             };
             self.plan =
                 count("passed").zip(count("failed")).map(|(passed, failed)| passed + failed);
-        } else if line.starts_with("test ") && line.ends_with(" ... ok") {
-            self.passed += 1;
-        } else if line.starts_with("test ") && line.ends_with(" ... FAILED") {
-            self.failed += 1;
+        } else if let Some(test) = line.strip_prefix("test ") {
+            if test.ends_with(" ... ok") {
+                self.passed += 1;
+            } else if let Some(test) = test.strip_suffix(" ... FAILED") {
+                self.failed.push(test.to_owned());
+            }
+        } else if let (true, Some(why), Some(claim)) =
+            (has_failed_now, line.strip_prefix("# "), self.failed.last_mut())
+        {
+            *claim = format!("{claim}: {why}");
         }
     }
 
@@ -45,7 +56,7 @@ impl Tap {
 
     /// How many claims do not hold.
     pub(super) fn failed(&self) -> usize {
-        self.failed
+        self.failed.len()
     }
 
     /// The measured figures.
@@ -55,18 +66,22 @@ impl Tap {
 
     /// Whether there are claims, all hold, and none was lost.
     pub(super) fn is_success(&self) -> bool {
-        self.passed > 0 && self.failed == 0 && self.plan == Some(self.passed)
+        self.passed > 0 && self.failed.is_empty() && self.plan == Some(self.passed)
     }
 }
 
 impl fmt::Display for Tap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} passed, {} failed", self.passed, self.failed)?;
+        write!(f, "{} passed, {} failed", self.passed, self.failed.len())?;
         match self.plan {
-            None => f.write_str(", and the report has no end"),
-            Some(plan) if plan != self.passed + self.failed => write!(f, ", {plan} planned"),
-            Some(_) => Ok(()),
+            None => f.write_str(", and the report has no end")?,
+            Some(plan) if plan != self.passed + self.failed.len() => write!(f, ", {plan} planned")?,
+            Some(_) => {}
         }
+        for failed in &self.failed {
+            write!(f, "; failed: {failed}")?;
+        }
+        Ok(())
     }
 }
 
@@ -96,7 +111,8 @@ mod tests {
         assert!(!read(lines).is_success());
         let failed = lines.replacen("ok", "FAILED", 1);
         let end = "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured";
-        assert_eq!(read(&format!("{failed}{end}")).to_string(), "1 passed, 1 failed");
+        let shown = read(&format!("{failed}{end}")).to_string();
+        assert_eq!(shown, "1 passed, 1 failed; failed: a::b");
     }
 
     #[test]
@@ -106,7 +122,11 @@ mod tests {
             ("1..0", "0 passed, 0 failed"),
             ("ok 1 - a", "1 passed, 0 failed, and the report has no end"),
             ("ok 1 - a\n1..2", "1 passed, 0 failed, 2 planned"),
-            ("ok 1 - a\nnot ok 2 - b\n1..2", "1 passed, 1 failed"),
+            ("ok 1 - a\nnot ok 2 - b\n1..2", "1 passed, 1 failed; failed: 2 - b"),
+            (
+                "not ok 1 - a\n# no route\n# two hops\nnot ok 2 - b\n1..2\n# a note",
+                "0 passed, 2 failed; failed: 1 - a: no route; failed: 2 - b",
+            ),
         ] {
             let tap = read(report);
             assert!(!tap.is_success(), "{report}");
