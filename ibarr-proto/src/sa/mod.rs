@@ -439,7 +439,7 @@ impl<R: Rng> Client<R> {
             None => flight.lost.max(lane.window.lost()),
         };
         let patience = self.config.patience_after(losses);
-        let slack = random(patience / 3, &mut self.rng);
+        let slack = random(patience / 6, &mut self.rng);
         let lost_at = self.now + (patience * 5 / 6).saturating_add(slack);
         self.losses.set(transaction, Some(lost_at));
         if flight.sent.len() == MOST_REMEMBERED {

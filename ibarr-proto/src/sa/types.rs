@@ -23,8 +23,8 @@ pub struct Config {
     pub patient: usize,
     /// How long to wait for an answer before the question is sent again. Doubled with each loss of
     /// the question, or each successive loss of its SA, so that a slow SA gets more time; but only
-    /// twice, because with a window of one no other question can be sent meanwhile. Varied by a
-    /// sixth in both directions.
+    /// twice, because with a window of one no other question can be sent meanwhile. Up to a sixth
+    /// shorter, at random.
     pub patience: Duration,
     /// The first question of a port waits for a random time up to this after its SA appeared or
     /// changed: ten thousand nodes notice that at once.
@@ -52,7 +52,7 @@ impl Config {
         self.patience.saturating_mul(1 << lost.min(Self::MOST_DOUBLINGS))
     }
 
-    /// The longest time that a MAD counts as in the air: 1.4 s by default.
+    /// No MAD counts as in the air for longer: 1.4 s by default.
     pub fn longest_patience(&self) -> Duration {
         let longest = self.patience_after(Self::MOST_DOUBLINGS);
         longest.saturating_add(longest / 6)

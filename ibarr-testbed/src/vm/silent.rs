@@ -24,7 +24,7 @@ const PACE: Duration = Duration::from_millis(300);
 /// The time-out of librdmacm's own programs.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// How many first routes of a stopped OpenSM are timed, with and without `ibarr`.
-const FIRST: usize = 5;
+const FIRST: usize = 10;
 
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
