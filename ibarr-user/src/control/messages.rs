@@ -827,6 +827,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (26, 100));
+        assert_eq!((requests, responses), (26, 129));
     }
 }
