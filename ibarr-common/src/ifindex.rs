@@ -33,3 +33,5 @@ impl fmt::Display for IfIndex {
         self.0.fmt(f)
     }
 }
+
+crate::serde_as_number! { IfIndex, u32: IfIndex::new, IfIndex::get; }

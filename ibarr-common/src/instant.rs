@@ -54,6 +54,8 @@ impl fmt::Display for Instant {
     }
 }
 
+crate::serde_as_number! { Instant, u64: |nanos| Some(Instant::from_nanos(nanos)), Instant::as_nanos; }
+
 #[cfg(test)]
 mod tests {
     use super::*;

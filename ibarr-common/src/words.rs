@@ -99,6 +99,39 @@ macro_rules! serde_as_text {
     )+};
 }
 
+/// Gives types with a number that can be read back this form in JSON, with the feature `serde` of this crate.
+#[cfg(not(feature = "serde"))]
+#[macro_export]
+macro_rules! serde_as_number {
+    ($($definition:tt)+) => {};
+}
+
+/// Gives types with a number that can be read back this form in JSON, with the feature `serde` of this crate.
+#[cfg(feature = "serde")]
+#[macro_export]
+macro_rules! serde_as_number {
+    ($($type:ident, $raw:ty: $new:expr, $get:expr;)+) => {$(
+        impl $crate::serde_core::Serialize for $type {
+            fn serialize<S: $crate::serde_core::Serializer>(
+                &self,
+                serializer: S,
+            ) -> Result<S::Ok, S::Error> {
+                $crate::serde_core::Serialize::serialize(&$get(*self), serializer)
+            }
+        }
+
+        impl<'de> $crate::serde_core::Deserialize<'de> for $type {
+            fn deserialize<D: $crate::serde_core::Deserializer<'de>>(
+                deserializer: D,
+            ) -> Result<Self, D::Error> {
+                let raw = <$raw as $crate::serde_core::Deserialize>::deserialize(deserializer)?;
+                let illegal = format_args!("{raw} is not a {}", stringify!($type));
+                $new(raw).ok_or_else(|| $crate::serde_core::de::Error::custom(illegal))
+            }
+        }
+    )+};
+}
+
 /// Reads a text by its function.
 #[cfg(feature = "serde")]
 #[doc(hidden)]

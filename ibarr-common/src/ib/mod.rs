@@ -20,3 +20,8 @@ pub use path::{
 };
 
 crate::serde_as_text!(Gid, IpoibHwAddr, PKey);
+crate::serde_as_number! {
+    Lid, u16: Lid::new, Lid::get;
+    Sl, u8: Sl::new, Sl::get;
+    FlowLabel, u32: |label| Some(FlowLabel::from_low_bits(label)), FlowLabel::get;
+}
