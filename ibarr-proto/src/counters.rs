@@ -116,14 +116,13 @@ macro_rules! counters {
             $($(#[doc = $doc:literal])+ $variant:ident = $kind:ident($text:literal),)+
         }
     ) => {
-        $(#[$of_enum])*
-        #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-        pub enum $name {
-            $($(#[doc = $doc])+ $variant,)+
+        ::ibarr_common::words! {
+            $(#[$of_enum])*
+            $name { $($(#[doc = $doc])+ $variant = $text,)+ }
         }
 
         impl $crate::counters::Counter for $name {
-            const ALL: &'static [Self] = &[$(Self::$variant,)+];
+            const ALL: &'static [Self] = &Self::ALL;
 
             fn index(self) -> usize {
                 self as usize
@@ -141,14 +140,6 @@ macro_rules! counters {
                 }
             }
         }
-
-        impl ::std::fmt::Display for $name {
-            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
-                f.write_str(match self {
-                    $(Self::$variant => $text,)+
-                })
-            }
-        }
     };
 }
 
@@ -157,7 +148,6 @@ mod tests {
     use super::*;
 
     counters! {
-        #[expect(unreachable_pub, reason = "the macro is for public enumerations")]
         pub enum Fruit {
             /// Apples, whatever
             /// their colour.

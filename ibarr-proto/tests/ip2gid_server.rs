@@ -9,7 +9,6 @@ use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::Error;
 use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
-use ibarr_proto::counters::Counter as _;
 use ibarr_proto::ip2gid::server::{Counter, Local, Received, Server, Transmit};
 use ibarr_proto::ip2gid::{Prefix, Prefixes};
 use proptest::prelude::*;
