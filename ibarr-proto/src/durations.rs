@@ -49,6 +49,39 @@ impl Durations {
     }
 }
 
+/// The form of a duration in documents: milliseconds with their fraction, to the nanosecond.
+#[cfg(feature = "serde")]
+pub mod millis {
+    use std::time::Duration;
+
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    /// The number in JSON.
+    pub fn of(time: Duration) -> f64 {
+        time.as_secs_f64() * 1000.0
+    }
+
+    /// Writes it.
+    ///
+    /// # Errors
+    ///
+    /// As of the serializer.
+    pub fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(of(*time))
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    ///
+    /// There is no number, or it is negative or too large.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        let millis = f64::deserialize(deserializer)?;
+        Duration::try_from_secs_f64(millis / 1000.0).map_err(D::Error::custom)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

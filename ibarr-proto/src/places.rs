@@ -13,6 +13,7 @@ use std::mem;
 
 /// A user of this node.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 pub struct User(pub u32);
 
 impl User {

@@ -58,6 +58,40 @@ pub enum Outcome {
 }
 
 ibarr_common::words! {
+    /// The results of requests for an address, as documents have them.
+    Status {
+        /// The address has a GID.
+        Found = "found",
+        /// The host says that the address is not its own, or the address is ours and has no GID.
+        NotFound = "not-found",
+        /// The host did not answer in time.
+        TimedOut = "timed-out",
+        /// The host says that nothing listens for queries there, or a firewall rejects them.
+        Refused = "refused",
+        /// There is no route to the address.
+        Unreachable = "unreachable",
+        /// Too many requests are pending already.
+        Overloaded = "overloaded",
+        /// The daemon remembers no answer, and was told to ask nothing.
+        NotRemembered = "not-remembered",
+    }
+}
+
+impl Outcome {
+    /// Its status, and the GID and its origin if found.
+    pub const fn parts(self) -> (Status, Option<Gid>, Option<Source>) {
+        match self {
+            Self::Found { gid, source } => (Status::Found, Some(gid), Some(source)),
+            Self::NotFound => (Status::NotFound, None, None),
+            Self::TimedOut => (Status::TimedOut, None, None),
+            Self::Refused => (Status::Refused, None, None),
+            Self::Unreachable => (Status::Unreachable, None, None),
+            Self::Overloaded => (Status::Overloaded, None, None),
+        }
+    }
+}
+
+ibarr_common::words! {
     /// The origin of an answer.
     Source {
         /// The local view.

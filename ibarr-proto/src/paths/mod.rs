@@ -66,7 +66,7 @@ pub use partial::{Choice, Chosen, Incomplete, Partial};
 pub use records::records;
 pub use types::{
     Answered, Cached, Config, Counter, Device, Input, Load, NoPath, Outcome, PortEvent, PortFacts,
-    PortName, Qos, Request, RequestId, Sought, Source,
+    PortName, Qos, Request, RequestId, Sought, Source, Status,
 };
 
 /// The paths of all ports, see the [module](self). After each call that takes a time, call each

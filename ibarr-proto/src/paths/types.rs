@@ -362,6 +362,44 @@ pub enum Outcome {
 }
 
 ibarr_common::words! {
+    /// The results of requests for a path, as documents have them.
+    Status {
+        /// There is a path.
+        Found = "found",
+        /// The subnet administrator knows no path.
+        NoRecord = "no-record",
+        /// The subnet administrator refuses the question.
+        Refused = "refused",
+        /// The subnet administrator did not answer in time.
+        Silent = "silent",
+        /// The subnet administrator said that it is busy.
+        Busy = "busy",
+        /// The daemon knows no such port.
+        UnknownPort = "unknown-port",
+        /// The port has no subnet administrator that can be asked.
+        NoSa = "no-sa",
+        /// Too many requests are pending already.
+        Overloaded = "overloaded",
+    }
+}
+
+impl Outcome {
+    /// Its status; the record, if found; its origin, if the SA said it; and why it refused, if it told.
+    pub const fn parts(self) -> (Status, Option<PathRecord>, Option<Source>, Option<Refusal>) {
+        match self {
+            Self::Found { record, source } => (Status::Found, Some(record), Some(source), None),
+            Self::NoRecord { source } => (Status::NoRecord, None, Some(source), None),
+            Self::Refused(refusal) => (Status::Refused, None, None, refusal),
+            Self::Silent => (Status::Silent, None, None, None),
+            Self::Busy => (Status::Busy, None, None, None),
+            Self::UnknownPort => (Status::UnknownPort, None, None, None),
+            Self::NoSa => (Status::NoSa, None, None, None),
+            Self::Overloaded => (Status::Overloaded, None, None, None),
+        }
+    }
+}
+
+ibarr_common::words! {
     /// The origin of an answer.
     Source {
         /// The SA has just answered.

@@ -17,9 +17,7 @@ use ibarr_common::Instant;
 use crate::local_service::{self, Nudged};
 use crate::request;
 
-pub use types::{
-    Caller, Event, Filter, Id, Outcome, Packet, PeerReply, Step, Subject, Tie, Verdict,
-};
+pub use types::{Caller, Event, Filter, Id, Outcome, Step, Subject, Tie, Verdict};
 
 /// Records the steps of requests, see the [module](self).
 #[derive(Debug, Default)]
@@ -165,13 +163,13 @@ impl Trace {
         now: Instant,
         subject: impl Into<Subject>,
         asked_at: Instant,
-        why: local_service::Counter,
+        cause: local_service::Counter,
     ) {
         if let Some(recorder) = &mut self.0 {
             let (subject, took) = (subject.into(), now.since(asked_at));
             let chain = recorder.chain(subject, asked_at);
             chain.resting = chain.resting.saturating_sub(1);
-            recorder.add(now, subject, Step::Dropped { why, took });
+            recorder.add(now, subject, Step::Dropped { cause, took });
             recorder.end_if_idle(subject);
         }
     }
@@ -247,7 +245,7 @@ impl Trace {
     /// The outcome of the last nudge.
     pub fn nudged(&mut self, now: Instant, outcome: Nudged) {
         if let Some(recorder) = &mut self.0 {
-            recorder.add_to_nudged(now, &Step::Nudged(outcome));
+            recorder.add_to_nudged(now, &Step::Nudged { outcome });
             let mut covered = std::mem::take(&mut recorder.nudged);
             if outcome == Nudged::Postponed {
                 covered.append(&mut recorder.unnudged);
@@ -293,7 +291,7 @@ impl Recorder {
             chain.resting = chain.resting.saturating_sub(1);
         }
         self.requests.insert(id, request);
-        self.add(now, subject, if is_again { Step::SearchedAgain } else { Step::Asked { by } });
+        self.add(now, subject, if is_again { Step::SearchedAgain } else { Step::Asked(by) });
     }
 
     fn answered(&mut self, now: Instant, id: Id, outcome: Outcome) {
@@ -303,15 +301,15 @@ impl Recorder {
         if let (Caller::Kernel, Outcome::Address(outcome)) = (by, outcome) {
             if !matches!(outcome, request::Outcome::Found { .. }) {
                 chain.resting += 1;
-                return self.add(now, subject, Step::Failed { outcome });
+                let (status, ..) = outcome.parts();
+                return self.add(now, subject, Step::Failed { status });
             }
             let name = chain.name;
             if self.unnudged.len() < self.limits.chains {
                 self.unnudged.push((subject, name));
             }
         }
-        let took = now.since(asked_at);
-        self.add(now, subject, Step::Answered { by, outcome, took });
+        self.add(now, subject, outcome.step(by, now.since(asked_at)));
         self.end_if_idle(subject);
     }
 
@@ -375,7 +373,8 @@ impl Recorder {
     fn push(&mut self, now: Instant, subject: Subject, name: Name, step: Step) {
         let Name { number: chain, begun } = name;
         if self.events.len() < self.limits.events {
-            self.events.push_back(Event { at: now, chain, since: now.since(begun), subject, step });
+            let since = now.since(begun);
+            self.events.push_back(Event { chain, since, at: now, subject, lost: 0, step });
         } else {
             self.lost += 1;
         }

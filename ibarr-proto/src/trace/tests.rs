@@ -53,7 +53,7 @@ impl Rig {
     fn reply(&mut self, id: u32, from: u8) {
         let now = self.tick();
         let from_peer = (ip(from), 4791).into();
-        let step = |is_asked| Step::Reply { from: from_peer, gid: None, is_asked };
+        let step = |is_asked: bool| Step::Reply { from: from_peer, gid: None, unasked: !is_asked };
         self.trace.came(now, Tie::Query(MsgId(id)), Some(address(from)), step);
     }
 
@@ -67,16 +67,16 @@ impl Rig {
     fn says(&mut self, expected: &[&str]) {
         let mut said = Vec::new();
         while let Some(Event { chain, since, subject, step, .. }) = self.trace.poll() {
-            let Subject::Address(IpAddr::V4(ip)) = subject else { panic!("{subject:?}") };
+            let Subject::Address { ip: IpAddr::V4(ip) } = subject else { panic!("{subject:?}") };
             let step = match step {
-                Step::Asked { by: Caller::Kernel } => "kernel asks".to_owned(),
-                Step::Asked { .. } => "user asks".to_owned(),
+                Step::Asked(Caller::Kernel) => "kernel asks".to_owned(),
+                Step::Asked(_) => "user asks".to_owned(),
                 Step::Query { number, .. } => format!("query {number}"),
-                Step::Reply { is_asked: true, .. } => "reply".to_owned(),
-                Step::Reply { is_asked: false, .. } => "late reply".to_owned(),
+                Step::Reply { unasked: false, .. } => "reply".to_owned(),
+                Step::Reply { unasked: true, .. } => "late reply".to_owned(),
                 Step::Failed { .. } => "failed".to_owned(),
-                Step::Answered { took, .. } => format!("answered in {}", took.as_millis()),
-                Step::Dropped { why, took } => format!("{why} after {}", took.as_millis()),
+                Step::AddressAnswered { took, .. } => format!("answered in {}", took.as_millis()),
+                Step::Dropped { cause, took } => format!("{cause} after {}", took.as_millis()),
                 step => format!("{step:?}"),
             };
             said.push(format!("#{chain} {} .{} {step}", since.as_millis(), ip.octets()[3]));
@@ -90,7 +90,7 @@ fn ip(n: u8) -> IpAddr {
 }
 
 fn address(n: u8) -> Subject {
-    Subject::Address(ip(n))
+    ip(n).into()
 }
 
 fn kernel(flight: u64) -> Id {
@@ -156,11 +156,11 @@ fn nudge_belongs_to_the_answers_before_it() {
         "#1 2 .1 Nudge",
         "#2 0 .2 kernel asks",
         "#2 1 .2 answered in 1",
-        "#1 5 .1 Nudged(Postponed)",
+        "#1 5 .1 Nudged { outcome: Postponed }",
         "#1 5 .1 Nudge",
         "#2 2 .2 Nudge",
-        "#1 5 .1 Nudged(Done)",
-        "#2 2 .2 Nudged(Done)",
+        "#1 5 .1 Nudged { outcome: Done }",
+        "#2 2 .2 Nudged { outcome: Done }",
     ]);
 }
 
@@ -259,18 +259,18 @@ fn nothing_is_recorded_while_the_trace_is_off() {
 
 #[test]
 fn filter_admits_address_asking_peer_and_both_ends_of_a_path() {
-    let event =
-        |subject, step| Event { at: Instant::BOOT, chain: 1, since: Duration::ZERO, subject, step };
+    let (since, at) = (Duration::ZERO, Instant::BOOT);
+    let event = |subject, step| Event { chain: 1, since, at, subject, lost: 0, step };
     let of_address = event(address(1), Step::RouteSought);
     let from_peer =
-        event(address(1), Step::Peer { from: (ip(2), 9).into(), reply: PeerReply::Gid(gid()) });
+        event(address(1), Step::Peer { from: (ip(2), 9).into(), gid: Some(gid()), cause: None });
     let (sgid, other) = (gid(), "fe80::2".parse().unwrap());
     let path = Subject::Path { sgid: Some(sgid), dgid: Some(other) };
     let of_path = event(path, Step::RouteSought);
     for (filter, admitted) in [
-        (Filter::Address(ip(1)), [true, true, false]),
-        (Filter::Address(ip(2)), [false, true, false]),
-        (Filter::Address(ip(3)), [false, false, false]),
+        (Filter::Ip(ip(1)), [true, true, false]),
+        (Filter::Ip(ip(2)), [false, true, false]),
+        (Filter::Ip(ip(3)), [false, false, false]),
         (Filter::Gid(sgid), [false, false, true]),
         (Filter::Gid(other), [false, false, true]),
         (Filter::Gid("fe80::3".parse().unwrap()), [false, false, false]),

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The events of a trace.
+//! The events of a trace, with the feature `serde` in the form that they have in documents.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid};
 use ibarr_common::map::{Program, Reason};
 use ibarr_common::wire::ip2gid::MsgId;
 use ibarr_common::wire::mad::Transaction;
-use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
-use ibarr_common::{IfIndex, Instant};
+use ibarr_common::wire::path_record::Fields;
+use ibarr_common::wire::sa::{PathQuery, PathQuestion};
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+#[cfg(feature = "serde")]
+use serde_with_macros::skip_serializing_none;
 
-use crate::ip2gid::client::Route;
 use crate::ip2gid::{Question, server};
 use crate::local_service::{self, Nudged};
 use crate::paths::{self, PortName, Sought};
@@ -22,25 +26,42 @@ use crate::shares::User;
 
 /// Something that happened to a request.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Deserialize, Serialize))]
 pub struct Event {
-    /// When.
-    pub at: Instant,
     /// The number of the chain: events of requests that wait for the same answer have the same one. Never reused
     /// within a trace.
+    #[cfg_attr(feature = "serde", serde(rename = "request"))]
     pub chain: u64,
     /// Time since the first request of the chain, or since its first event if it has no request.
+    #[cfg_attr(feature = "serde", serde(rename = "ms", with = "crate::durations::millis"))]
     pub since: Duration,
+    /// When.
+    pub at: Instant,
     /// What is asked for.
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub subject: Subject,
+    /// Number of events that the reader lost just before this one.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
+    pub lost: u64,
     /// What happened.
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub step: Step,
 }
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[cfg_attr(
+    feature = "serde",
+    skip_serializing_none,
+    derive(Deserialize, Serialize),
+    serde(untagged)
+)]
 pub enum Subject {
     /// The GID of an address.
-    Address(IpAddr),
+    Address {
+        /// The address.
+        ip: IpAddr,
+    },
     /// A path between two GIDs, as far as they are known.
     Path {
         /// The source.
@@ -52,12 +73,15 @@ pub enum Subject {
 
 /// A step of a request.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "serde",
+    skip_serializing_none,
+    derive(Deserialize, Serialize),
+    serde(tag = "step", rename_all = "kebab-case", rename_all_fields = "kebab-case")
+)]
 pub enum Step {
     /// A request has arrived.
-    Asked {
-        /// Its sender.
-        by: Caller,
-    },
+    Asked(Caller),
     /// The search for an address that failed for the kernel begins again.
     SearchedAgain,
     /// The peer is asked, because the remembered GID is older than `fresh-for`.
@@ -65,7 +89,12 @@ pub enum Step {
     /// The kernel is asked for a route to the address.
     RouteSought,
     /// There is a route.
-    Route(Route),
+    Route {
+        /// The interface, or `#` and its index.
+        interface: String,
+        /// The gateway, or the address itself.
+        next_hop: IpAddr,
+    },
     /// There is no route.
     NoRoute {
         /// Why, for people.
@@ -91,8 +120,9 @@ pub enum Step {
         from: SocketAddr,
         /// `None` if it does not have the address.
         gid: Option<Gid>,
-        /// Whether it answers a query of this trace. Otherwise it is late or forged.
-        is_asked: bool,
+        /// Whether it answers no query of this trace, because it is late or forged.
+        #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
+        unasked: bool,
     },
     /// ICMP reports that the port of the peer is unreachable.
     PortUnreachable {
@@ -101,76 +131,130 @@ pub enum Step {
     },
     /// The kernel is asked for its neighbour entry, because the peer does not answer.
     NeighbourSought,
-    /// The GID of the kernel's neighbour entry, if there is one.
-    Neighbour(Option<Gid>),
+    /// The kernel's neighbour entry.
+    Neighbour {
+        /// Its GID; `None` if there is no entry.
+        gid: Option<Gid>,
+    },
     /// The subnet administrator is asked.
     Mad {
         /// The sending port.
         port: PortName,
         /// LID of the subnet administrator.
-        to: Lid,
+        lid: Lid,
         /// How many were sent in this chain, with this one.
         number: u32,
         /// Whether it probes a subnet administrator that was silent.
-        is_probe: bool,
+        #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
+        probe: bool,
     },
     /// The subnet administrator has answered.
     MadAnswer {
         /// The receiving port.
         port: PortName,
         /// LID of the sender.
-        from: Option<Lid>,
-        /// Why there is no path; `None` if there is one.
-        refusal: Option<Refusal>,
+        lid: Option<Lid>,
+        /// Why there is no path, for people; `None` if there is one.
+        refusal: Option<String>,
     },
-    /// A request has its answer.
-    Answered {
-        /// The caller.
+    /// A request for an address has its answer.
+    AddressAnswered {
+        /// The sender of the request.
+        #[cfg_attr(feature = "serde", serde(flatten))]
         by: Caller,
-        /// The answer, with its cause.
-        outcome: Outcome,
+        /// The outcome.
+        status: request::Status,
+        /// The GID, if found.
+        gid: Option<Gid>,
+        /// Where the GID comes from, if found.
+        source: Option<request::Source>,
         /// Time since this request arrived.
+        #[cfg_attr(
+            feature = "serde",
+            serde(rename = "took-ms", with = "crate::durations::millis")
+        )]
+        took: Duration,
+    },
+    /// A request for a path has its answer.
+    PathAnswered {
+        /// The sender of the request.
+        #[cfg_attr(feature = "serde", serde(flatten))]
+        by: Caller,
+        /// The outcome.
+        status: paths::Status,
+        /// LID of the destination, or of the router to another subnet, if found.
+        dlid: Option<Lid>,
+        /// Origin of the outcome, if the subnet administrator said it.
+        source: Option<paths::Source>,
+        /// The status of the subnet administrator, for people, if it refused.
+        refusal: Option<String>,
+        /// Whether the kernel was told to ask the subnet administrator itself.
+        #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
+        left_to_kernel: bool,
+        /// Time since this request arrived.
+        #[cfg_attr(
+            feature = "serde",
+            serde(rename = "took-ms", with = "crate::durations::millis")
+        )]
         took: Duration,
     },
     /// The search for an address that the kernel wants has failed. There is no such answer for the kernel, so
     /// the search is repeated until the deadline of the request.
     Failed {
         /// Why.
-        outcome: request::Outcome,
+        status: request::Status,
     },
     /// A request of the kernel ends without an answer.
     Dropped {
         /// Its cause.
-        why: local_service::Counter,
+        cause: local_service::Counter,
         /// Time since the request arrived.
+        #[cfg_attr(
+            feature = "serde",
+            serde(rename = "took-ms", with = "crate::durations::millis")
+        )]
         took: Duration,
     },
     /// The kernel is made to look at the answer.
     Nudge,
-    /// The outcome of the nudge.
-    Nudged(Nudged),
+    /// The nudge has ended.
+    Nudged {
+        /// How.
+        outcome: Nudged,
+    },
+    /// The BPF programs report their packets from now on, or cannot.
+    Programs {
+        /// Why they cannot; `None` if they do.
+        cause: Option<String>,
+    },
     /// A BPF program has handled a packet that may be a query to this node.
-    Packet(Packet),
-    /// A peer asks this node, and the daemon answers.
+    Packet {
+        /// The program.
+        program: Program,
+        /// The interface that the packet arrived on, or `#` and its index.
+        interface: String,
+        /// The source address.
+        from: IpAddr,
+        /// What became of the packet.
+        verdict: Verdict,
+        /// The reason, as the program counts it; `None` if the peer was answered, or the guard has passed the
+        /// packet to the daemon.
+        cause: Option<String>,
+    },
+    /// A peer has asked this node, and the daemon has answered, or dropped the query.
     Peer {
         /// The peer.
         from: SocketAddr,
-        /// The reply.
-        reply: PeerReply,
+        /// The GID that it was told, if any.
+        gid: Option<Gid>,
+        /// Why it was told nothing; `None` if there was a reply.
+        cause: Option<server::Counter>,
     },
 }
 
-/// What a BPF program did with a packet.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Packet {
-    /// The program.
-    pub by: Program,
-    /// The interface that the packet arrived on.
-    pub ifindex: Option<IfIndex>,
-    /// The source address.
-    pub from: IpAddr,
-    /// The result, as the program counts it.
-    pub reason: Reason,
+#[cfg(feature = "serde")]
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 ibarr_common::words! {
@@ -185,31 +269,25 @@ ibarr_common::words! {
     }
 }
 
-impl Packet {
-    /// Where the packet went.
-    pub const fn verdict(&self) -> Verdict {
-        match (self.by, self.reason) {
-            (Program::Guard, Reason::Answered) => Verdict::Passed,
-            (Program::Guard, _) => Verdict::Dropped,
-            (Program::Tc | Program::Xdp, Reason::Answered) => Verdict::Answered,
-            (Program::Tc | Program::Xdp, _) => Verdict::Passed,
+impl Verdict {
+    /// Where a packet went that a program counts under `reason`.
+    pub const fn of(program: Program, reason: Reason) -> Self {
+        match (program, reason) {
+            (Program::Guard, Reason::Answered) => Self::Passed,
+            (Program::Guard, _) => Self::Dropped,
+            (Program::Tc | Program::Xdp, Reason::Answered) => Self::Answered,
+            (Program::Tc | Program::Xdp, _) => Self::Passed,
         }
     }
 }
 
-/// What a peer is told.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum PeerReply {
-    /// The GID of the address.
-    Gid(Gid),
-    /// This node does not have the address.
-    NotHere,
-    /// Nothing, for this reason.
-    Nothing(server::Counter),
-}
-
 /// The sender of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(Deserialize, Serialize),
+    serde(tag = "by", content = "uid", rename_all = "kebab-case")
+)]
 pub enum Caller {
     /// The kernel's RDMA core.
     Kernel,
@@ -233,6 +311,24 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    pub(super) fn step(self, by: Caller, took: Duration) -> Step {
+        match self {
+            Self::Address(outcome) => {
+                let (status, gid, source) = outcome.parts();
+                Step::AddressAnswered { by, status, gid, source, took }
+            }
+            Self::Path { outcome, is_left_to_kernel: left_to_kernel } => {
+                let (status, record, source, refusal) = outcome.parts();
+                let fields = record.and_then(|record| Fields::parse(&record).ok());
+                let dlid = fields.map(|fields| fields.dlid);
+                let refusal = refusal.map(|refusal| refusal.to_string());
+                Step::PathAnswered { by, status, dlid, source, refusal, left_to_kernel, took }
+            }
+        }
+    }
+}
+
 /// Identifies a request. Those for addresses and for paths have numbers of their own.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Id {
@@ -253,9 +349,10 @@ pub enum Tie {
 
 /// Which events are wanted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Deserialize, Serialize), serde(rename_all = "kebab-case"))]
 pub enum Filter {
     /// Of requests for the GID of this address, of any caller; and of queries of the peer with this address.
-    Address(IpAddr),
+    Ip(IpAddr),
     /// Of requests for a path from or to this GID.
     Gid(Gid),
 }
@@ -264,13 +361,13 @@ impl Filter {
     /// Whether an event is wanted.
     pub fn admits(self, event: &Event) -> bool {
         match (self, event.subject) {
-            (Self::Address(ip), Subject::Address(target)) => {
+            (Self::Ip(wanted), Subject::Address { ip }) => {
                 let from = match event.step {
                     Step::Peer { from, .. } => Some(from.ip()),
-                    Step::Packet(packet) => Some(packet.from),
+                    Step::Packet { from, .. } => Some(from),
                     _ => None,
                 };
-                target == ip || from == Some(ip)
+                ip == wanted || from == Some(wanted)
             }
             (Self::Gid(gid), Subject::Path { sgid, dgid }) => [sgid, dgid].contains(&Some(gid)),
             _ => false,
@@ -278,9 +375,15 @@ impl Filter {
     }
 }
 
+impl From<IpAddr> for Subject {
+    fn from(ip: IpAddr) -> Self {
+        Self::Address { ip }
+    }
+}
+
 impl From<Question> for Subject {
     fn from(question: Question) -> Self {
-        Self::Address(question.target())
+        Self::Address { ip: question.target() }
     }
 }
 

@@ -17,7 +17,6 @@ use aya::maps::{MapData, PerCpuArray};
 use aya_log::EbpfLogger;
 use ibarr_common::map::{Program, Reason};
 use ibarr_common::{IfIndex, Instant};
-use ibarr_proto::trace::Packet;
 use log::{Log, Metadata, Record};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::mpsc;
@@ -40,8 +39,14 @@ pub struct Seen {
     pub at: Instant,
     /// The address that it asks for; `::` if it is no query.
     pub target: IpAddr,
-    /// What the program did.
-    pub packet: Packet,
+    /// The program.
+    pub by: Program,
+    /// The interface that the packet arrived on.
+    pub ifindex: Option<IfIndex>,
+    /// The source address.
+    pub from: IpAddr,
+    /// The result, as the program counts it.
+    pub reason: Reason,
 }
 
 /// The most reports in a batch. Further ones are lost.
@@ -180,7 +185,7 @@ fn parse(line: &str) -> Option<Seen> {
     let reason: usize = words.next()?.parse().ok()?;
     let by = Program::ALL.into_iter().find(|by| by.index() == program)?;
     let reason = *Reason::ALL.get(reason)?;
-    Some(Seen { at, target, packet: Packet { by, ifindex, from, reason } })
+    Some(Seen { at, target, by, ifindex, from, reason })
 }
 
 #[cfg(test)]
@@ -190,12 +195,10 @@ mod tests {
     #[test]
     fn line_of_a_program_is_the_packet_it_reports() {
         let line = "1000000007 2 5 ::ffff:10.7.0.2 fd00:7::1 11";
-        let seen = parse(line).unwrap();
-        assert_eq!(seen.at, Instant::from_nanos(1_000_000_007));
-        assert_eq!(seen.target, "fd00:7::1".parse::<IpAddr>().unwrap());
+        let (at, target) = (Instant::from_nanos(1_000_000_007), "fd00:7::1".parse().unwrap());
         let from = "10.7.0.2".parse().unwrap();
         let (by, ifindex, reason) = (Program::Guard, IfIndex::new(5), Reason::NotAllowed);
-        assert_eq!(seen.packet, Packet { by, ifindex, from, reason });
+        assert_eq!(parse(line), Some(Seen { at, target, by, ifindex, from, reason }));
     }
 
     #[test]

@@ -3,21 +3,25 @@
 //! `ibarr trace`: shows what happens to each request, as it happens.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
+use ibarr_proto::durations::millis;
+use ibarr_proto::local_service::Nudged;
+use ibarr_proto::paths;
+use ibarr_proto::request::{Source, Status};
+use ibarr_proto::shares::User;
+use ibarr_proto::trace::{Caller, Event, Filter, Step, Subject};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
 use super::ping::interrupted;
 use super::{Daemon, Exit, ask, doctor, print};
 use crate::control::messages::{
-    AnswerSource, AnswerStatus, Body, Elapsed, Failure, FailureKind, Millis, Number, PathSource,
-    Request, TraceCaller, TraceEnd, TraceEvent, TraceNudge, TraceOnly, TraceStep, Traced, Tracing,
+    Body, Failure, FailureKind, Millis, Request, TraceEnd, Traced, Tracing,
 };
 
 #[derive(Args, Debug)]
@@ -61,9 +65,9 @@ async fn follow(args: &TraceArgs) -> Result<(), Failure> {
     let only = match &args.only {
         Some(doctor::Peer::Ip(destination)) => {
             let absent = |message| Failure { kind: FailureKind::Absent, message };
-            Some(TraceOnly::Ip(destination.resolve(None).map_err(absent)?.target.ip))
+            Some(Filter::Ip(destination.resolve(None).map_err(absent)?.target.ip))
         }
-        Some(doctor::Peer::Gid(gid)) => Some(TraceOnly::Gid(*gid)),
+        Some(doctor::Peer::Gid(gid)) => Some(Filter::Gid(*gid)),
         None => None,
     };
     let request = Request::Trace { only, for_ms: args.time.map(Millis::from), kernel: args.kernel };
@@ -120,7 +124,7 @@ impl Report {
     fn note(&mut self, part: Body) {
         match &part {
             Body::Tracing { tracing } => {
-                self.begun = Some(tracing.at.0);
+                self.begun = Some(tracing.at);
                 if !self.json {
                     print::line(&heading(tracing));
                 }
@@ -132,7 +136,7 @@ impl Report {
                     if event.lost > 0 {
                         print::line(&format!("{} events lost", event.lost));
                     }
-                    let cells = cells(event, self.begun.unwrap_or(event.at.0));
+                    let cells = cells(event, self.begun.unwrap_or(event.at));
                     print::row(&mut self.widths, cells);
                 }
             }
@@ -156,8 +160,8 @@ impl Report {
 fn heading(tracing: &Tracing) -> String {
     let what = match tracing.only {
         None => "all requests".to_owned(),
-        Some(TraceOnly::Ip(ip)) => format!("requests for the GID of {ip}, and queries from there"),
-        Some(TraceOnly::Gid(gid)) => format!("requests for paths from or to {gid}"),
+        Some(Filter::Ip(ip)) => format!("requests for the GID of {ip}, and queries from there"),
+        Some(Filter::Gid(gid)) => format!("requests for paths from or to {gid}"),
     };
     let until = tracing.for_ms.map_or("until Ctrl-C".to_owned(), |time| {
         format!("for {}", humantime::format_duration(time.into()))
@@ -175,72 +179,62 @@ fn ending(traced: &Traced) -> String {
 }
 
 /// The columns of an event.
-fn cells(event: &TraceEvent, begun: Instant) -> Vec<String> {
+fn cells(event: &Event, begun: Instant) -> Vec<String> {
     let or_any = |gid: Option<Gid>| gid.map_or("any".to_owned(), |gid| gid.to_string());
-    let subject = match event.ip {
-        Some(ip) => ip.to_string(),
-        None if (event.sgid, event.dgid) == (None, None) => "-".to_owned(),
-        None => format!("{} -> {}", or_any(event.sgid), or_any(event.dgid)),
+    let subject = match event.subject {
+        Subject::Address { ip } => ip.to_string(),
+        Subject::Path { sgid: None, dgid: None } => "-".to_owned(),
+        Subject::Path { sgid, dgid } => format!("{} -> {}", or_any(sgid), or_any(dgid)),
     };
-    let Number(at) = event.at;
     vec![
-        format!("{:.6}", at.since(begun).as_secs_f64()),
-        format!("#{}", event.request),
-        format!("{:.3}", event.ms.millis()),
+        format!("{:.6}", event.at.since(begun).as_secs_f64()),
+        format!("#{}", event.chain),
+        format!("{:.3}", millis::of(event.since)),
         subject,
         text(&event.step),
     ]
 }
 
 /// What happened, for people.
-fn text(step: &TraceStep) -> String {
+fn text(step: &Step) -> String {
     match step {
-        TraceStep::Asked { by, uid } => format!("{} asks", caller(*by, *uid)),
-        TraceStep::SearchedAgain => "search begins again".to_owned(),
-        TraceStep::Older => "asked, because the remembered GID is older than fresh-for".to_owned(),
-        TraceStep::RouteSought => "route look-up".to_owned(),
-        TraceStep::Route { interface, next_hop } => {
+        Step::Asked(by) => format!("{} asks", caller(*by)),
+        Step::SearchedAgain => "search begins again".to_owned(),
+        Step::Older => "asked, because the remembered GID is older than fresh-for".to_owned(),
+        Step::RouteSought => "route look-up".to_owned(),
+        Step::Route { interface, next_hop } => {
             format!("route by {interface}, next hop {next_hop}")
         }
-        TraceStep::NoRoute { cause } => format!("no route: {cause}"),
-        TraceStep::Query { to, number } => numbered("query", *number, &format!("to {to}")),
-        TraceStep::NotSent { to, cause } => format!("query to {to} not sent: {cause}"),
-        TraceStep::Reply { from, gid, unasked } => {
+        Step::NoRoute { cause } => format!("no route: {cause}"),
+        Step::Query { to, number } => numbered("query", *number, &format!("to {to}")),
+        Step::NotSent { to, cause } => format!("query to {to} not sent: {cause}"),
+        Step::Reply { from, gid, unasked } => {
             let what = if *unasked { "late or forged reply" } else { "reply" };
             format!("{what} of {from}: {}", or_not_here(*gid))
         }
-        TraceStep::PortUnreachable { to } => {
+        Step::PortUnreachable { to } => {
             format!("ICMP: port unreachable at {to}: no ibarr there, or a firewall")
         }
-        TraceStep::NeighbourSought => "look-up of the kernel's neighbour entry".to_owned(),
-        TraceStep::Neighbour { gid: Some(gid) } => format!("neighbour entry: {gid}"),
-        TraceStep::Neighbour { gid: None } => "no neighbour entry".to_owned(),
-        TraceStep::Mad { port, lid, number, probe } => {
+        Step::NeighbourSought => "look-up of the kernel's neighbour entry".to_owned(),
+        Step::Neighbour { gid: Some(gid) } => format!("neighbour entry: {gid}"),
+        Step::Neighbour { gid: None } => "no neighbour entry".to_owned(),
+        Step::Mad { port, lid, number, probe } => {
             let probe = if *probe { ", a probe" } else { "" };
             numbered("MAD", *number, &format!("from {port} to the SA at LID {lid}{probe}"))
         }
-        TraceStep::MadAnswer { port, lid, refusal } => {
+        Step::MadAnswer { port, lid, refusal } => {
             let from = lid.map_or("an unknown LID".to_owned(), |lid| format!("LID {lid}"));
             let what = refusal.as_deref().unwrap_or("a path");
             format!("answer of the SA at {from} to {port}: {what}")
         }
-        TraceStep::AddressAnswered { by, uid, status, gid, source, took_ms } => {
+        Step::AddressAnswered { by, status, gid, source, took } => {
             let what = match (gid, source) {
                 (Some(gid), Some(source)) => format!("{gid}, {}", origin(*source)),
                 _ => status.to_string(),
             };
-            answer(*by, *uid, &what, *took_ms)
+            answer(*by, &what, *took)
         }
-        TraceStep::PathAnswered {
-            by,
-            uid,
-            status,
-            dlid,
-            source,
-            refusal,
-            left_to_kernel,
-            took_ms,
-        } => {
+        Step::PathAnswered { by, status, dlid, source, refusal, left_to_kernel, took } => {
             let mut what = match (dlid, refusal) {
                 (Some(dlid), _) => format!("a path to LID {dlid}"),
                 (None, Some(refusal)) => format!("{status}: {refusal}"),
@@ -252,32 +246,37 @@ fn text(step: &TraceStep) -> String {
             if *left_to_kernel {
                 what.push_str("; the kernel asks the SA itself");
             }
-            answer(*by, *uid, &what, *took_ms)
+            answer(*by, &what, *took)
         }
-        TraceStep::Failed { status } => {
+        Step::Failed { status } => {
             format!("search failed: {}; it is repeated", failure(*status))
         }
-        TraceStep::Dropped { cause, took_ms } => {
-            format!("no answer to the kernel: {cause}, after {:.3} ms", took_ms.millis())
+        Step::Dropped { cause, took } => {
+            format!("no answer to the kernel: {cause}, after {:.3} ms", millis::of(*took))
         }
-        TraceStep::Nudge => "nudge".to_owned(),
-        TraceStep::Nudged { outcome } => match outcome {
-            TraceNudge::Done => "nudged: the kernel looks at its answers",
-            TraceNudge::Postponed => "nudge postponed: the kernel asks on",
-            TraceNudge::Failed => "nudge failed: ibarr status says why",
+        Step::Nudge => "nudge".to_owned(),
+        Step::Nudged { outcome } => match outcome {
+            Nudged::Done => "nudged: the kernel looks at its answers",
+            Nudged::Postponed => "nudge postponed: the kernel asks on",
+            Nudged::Failed => "nudge failed: ibarr status says why",
         }
         .to_owned(),
-        TraceStep::Programs { cause: None } => {
+        Step::Programs { cause: None } => {
             "the programs in the kernel report their packets from now on".to_owned()
         }
-        TraceStep::Programs { cause: Some(cause) } => {
+        Step::Programs { cause: Some(cause) } => {
             format!("the programs in the kernel report no packets: {cause}")
         }
-        TraceStep::Packet { program, interface, from, verdict, cause } => {
+        Step::Packet { program, interface, from, verdict, cause } => {
             let cause = cause.as_ref().map_or(String::new(), |cause| format!(": {cause}"));
             format!("{program} on {interface}, query of {from}, {verdict}{cause}")
         }
-        TraceStep::Peer { from, gid, cause } => peer(*from, *gid, cause.as_deref()),
+        Step::Peer { from, cause: Some(cause), .. } => {
+            format!("query of the peer {from}, dropped: {cause}")
+        }
+        Step::Peer { from, gid, cause: None } => {
+            format!("query of the peer {from}, reply: {}", or_not_here(*gid))
+        }
     }
 }
 
@@ -285,23 +284,15 @@ fn numbered(what: &str, number: u32, rest: &str) -> String {
     if number == 1 { format!("{what} {rest}") } else { format!("{what} {number} {rest}") }
 }
 
-fn answer(by: TraceCaller, uid: Option<u32>, what: &str, took: Elapsed) -> String {
-    format!("answer to {}: {what}, after {:.3} ms", caller(by, uid), took.millis())
+fn answer(by: Caller, what: &str, took: Duration) -> String {
+    format!("answer to {}: {what}, after {:.3} ms", caller(by), millis::of(took))
 }
 
-fn caller(by: TraceCaller, uid: Option<u32>) -> String {
-    let uid = uid.map_or("unknown".to_owned(), |uid| uid.to_string());
+fn caller(by: Caller) -> String {
     match by {
-        TraceCaller::Kernel => "the kernel".to_owned(),
-        TraceCaller::Control => format!("user {uid}"),
-        TraceCaller::Acm => format!("user {uid} (ACM)"),
-    }
-}
-
-fn peer(from: SocketAddr, gid: Option<Gid>, cause: Option<&str>) -> String {
-    match cause {
-        Some(cause) => format!("query of the peer {from}, dropped: {cause}"),
-        None => format!("query of the peer {from}, reply: {}", or_not_here(gid)),
+        Caller::Kernel => "the kernel".to_owned(),
+        Caller::Control(User(uid)) => format!("user {uid}"),
+        Caller::Acm(User(uid)) => format!("user {uid} (ACM)"),
     }
 }
 
@@ -309,31 +300,31 @@ fn or_not_here(gid: Option<Gid>) -> String {
     gid.map_or("not here".to_owned(), |gid| gid.to_string())
 }
 
-fn origin(source: AnswerSource) -> &'static str {
+fn origin(source: Source) -> &'static str {
     match source {
-        AnswerSource::Local => "an address of this node",
-        AnswerSource::Cache => "remembered",
-        AnswerSource::Peer => "from the peer",
-        AnswerSource::Neighbour => "from the neighbour entry",
+        Source::Local => "an address of this node",
+        Source::Cache => "remembered",
+        Source::Peer => "from the peer",
+        Source::Neighbour => "from the neighbour entry",
     }
 }
 
-fn path_origin(source: PathSource) -> &'static str {
+fn path_origin(source: paths::Source) -> &'static str {
     match source {
-        PathSource::Sa => "from the SA",
-        PathSource::Cache => "remembered",
-        PathSource::Doubted => "remembered and in doubt",
+        paths::Source::Sa => "from the SA",
+        paths::Source::Cache => "remembered",
+        paths::Source::Doubted => "remembered and in doubt",
     }
 }
 
-fn failure(status: AnswerStatus) -> &'static str {
+fn failure(status: Status) -> &'static str {
     match status {
-        AnswerStatus::NotFound => "the peer does not have the address",
-        AnswerStatus::TimedOut => "the peer does not answer",
-        AnswerStatus::Refused => "the peer's port is unreachable",
-        AnswerStatus::Unreachable => "no route",
-        AnswerStatus::Overloaded => "too many requests",
-        AnswerStatus::Found | AnswerStatus::NotRemembered => "no answer",
+        Status::NotFound => "the peer does not have the address",
+        Status::TimedOut => "the peer does not answer",
+        Status::Refused => "the peer's port is unreachable",
+        Status::Unreachable => "no route",
+        Status::Overloaded => "too many requests",
+        Status::Found | Status::NotRemembered => "no answer",
     }
 }
 
@@ -341,7 +332,7 @@ fn failure(status: AnswerStatus) -> &'static str {
 mod tests {
     use super::*;
 
-    fn event(json: &str) -> TraceEvent {
+    fn event(json: &str) -> Event {
         serde_json::from_str(json).unwrap()
     }
 
@@ -395,8 +386,8 @@ mod tests {
 
     #[test]
     fn beginning_and_each_end_have_a_sentence() {
-        let at = Number(Instant::BOOT);
-        let only = Some(TraceOnly::Ip([10, 2, 0, 5].into()));
+        let at = Instant::BOOT;
+        let only = Some(Filter::Ip([10, 2, 0, 5].into()));
         let for_ms = Some(Duration::from_secs(10).into());
         let said = heading(&Tracing { at, only, for_ms });
         assert!(said.contains("of 10.2.0.5,") && said.contains("for 10s"), "{said}");

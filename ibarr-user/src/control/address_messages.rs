@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
-use ibarr_proto::request::Source as AnswerSource;
+use ibarr_proto::request::{Source as AnswerSource, Status as AnswerStatus};
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
@@ -87,26 +87,6 @@ pub struct Answer {
     pub source: Option<AnswerSource>,
     /// Milliseconds from request to answer, within the daemon.
     pub ms: Elapsed,
-}
-
-ibarr_common::words! {
-    /// Outcomes of resolving an address.
-    AnswerStatus {
-        /// The address has a GID.
-        Found = "found",
-        /// The host says that the address is not its own, or the address is ours and has no GID.
-        NotFound = "not-found",
-        /// The host did not answer in time.
-        TimedOut = "timed-out",
-        /// The host says that nothing listens for queries there, or a firewall rejects them.
-        Refused = "refused",
-        /// There is no route to the address.
-        Unreachable = "unreachable",
-        /// Too many requests are pending already.
-        Overloaded = "overloaded",
-        /// The daemon remembers no answer, and was told to ask nothing.
-        NotRemembered = "not-remembered",
-    }
 }
 
 /// The outcome for one destination of `ibarr resolve`: an answer, and what the command adds to it.

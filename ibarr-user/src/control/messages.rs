@@ -11,37 +11,33 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use ibarr_common::ib::{Gid, IpoibHwAddr};
-pub use ibarr_common::map::Program as TraceProgram;
 use ibarr_common::{IfIndex, Instant};
 pub use ibarr_proto::health::State as HealthState;
 use ibarr_proto::ip2gid::{Family, Prefix};
-pub use ibarr_proto::local_service::Nudged as TraceNudge;
-pub use ibarr_proto::paths::{Choice as PortChoice, Source as PathSource};
-pub use ibarr_proto::request::Source as AnswerSource;
+pub use ibarr_proto::paths::{Choice as PortChoice, Source as PathSource, Status as PathStatus};
+pub use ibarr_proto::request::{Source as AnswerSource, Status as AnswerStatus};
 use ibarr_proto::shares;
-pub use ibarr_proto::trace::Verdict as TraceVerdict;
+use ibarr_proto::trace::{Event, Filter};
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
 use crate::config::Mistake;
 
 pub use super::address_messages::{
-    Answer, AnswerStatus, Lookup, Mismatch, MismatchWith, Pinged, Resolved, SlowPeer, Summary,
-    Target, Times, UnknownName,
+    Answer, Lookup, Mismatch, MismatchWith, Pinged, Resolved, SlowPeer, Summary, Target, Times,
+    UnknownName,
 };
 pub use super::doctor_messages::{Check, CheckState};
 pub use super::health_messages::{HealthReason, SubsystemHealth};
 pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
-    CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PathStatus, PortAddress, PortStatus,
-    Probing, SaTally, Silence,
+    CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PortAddress, PortStatus, Probing,
+    SaTally, Silence,
 };
 pub use super::top_messages::{
     AnswerRate, Answerer, ErrorRate, PortRate, RequestKind, RequestRate, Top,
 };
-pub use super::trace_messages::{
-    TraceCaller, TraceEnd, TraceEvent, TraceOnly, TraceStep, Traced, Tracing,
-};
+pub use super::trace_messages::{TraceEnd, Traced, Tracing};
 use super::values::is_default;
 pub use super::values::{Elapsed, Millis, Number, OrText, Seconds};
 use crate::bpf::Hook;
@@ -102,7 +98,7 @@ pub enum Request {
     /// Shows what happens to each request from now on (shows what others ask).
     Trace {
         /// Which events are wanted; absent for all.
-        only: Option<TraceOnly>,
+        only: Option<Filter>,
         /// When it ends; absent: with the connection.
         for_ms: Option<Millis>,
         /// Whether the programs in the kernel report their packets, too (changes the programs).
@@ -330,7 +326,7 @@ pub enum Body {
     /// An event of [`Request::Trace`].
     Event {
         /// What happened.
-        event: Box<TraceEvent>,
+        event: Box<Event>,
     },
     /// Answers [`Request::Trace`], at its end.
     Traced {

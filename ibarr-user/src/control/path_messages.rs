@@ -5,7 +5,9 @@
 use std::net::IpAddr;
 
 use ibarr_common::ib::{FlowLabel, Gid, Lid, PKey, Sl};
-use ibarr_proto::paths::{Choice as PortChoice, PortEvent, PortName, Source as PathSource};
+use ibarr_proto::paths::{
+    Choice as PortChoice, PortEvent, PortName, Source as PathSource, Status as PathStatus,
+};
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
@@ -52,28 +54,6 @@ pub struct PathAnswer {
     pub hops: Option<PathHops>,
     /// Milliseconds from request to answer, within the daemon.
     pub ms: Elapsed,
-}
-
-ibarr_common::words! {
-    /// Outcomes of a request for a path.
-    PathStatus {
-        /// There is a path.
-        Found = "found",
-        /// The subnet administrator knows no path.
-        NoRecord = "no-record",
-        /// The subnet administrator refuses the question.
-        Refused = "refused",
-        /// The subnet administrator did not answer in time.
-        Silent = "silent",
-        /// The subnet administrator said that it is busy.
-        Busy = "busy",
-        /// The daemon knows no such port.
-        UnknownPort = "unknown-port",
-        /// The port has no subnet administrator that can be asked.
-        NoSa = "no-sa",
-        /// Too many requests are pending already.
-        Overloaded = "overloaded",
-    }
 }
 
 /// The fields of a PathRecord.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ibarr_common::ib::{FlowLabel, Lid, PKey, Sl};
 use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::durations::millis;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -116,25 +117,13 @@ impl From<Seconds> for Duration {
 }
 
 /// Milliseconds with their fraction, to the nanosecond.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Elapsed(pub Duration);
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Elapsed(#[serde(with = "millis")] pub Duration);
 
 impl Elapsed {
     /// The number in JSON.
     pub fn millis(self) -> f64 {
-        self.0.as_secs_f64() * 1000.0
-    }
-}
-
-impl Serialize for Elapsed {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_f64(self.millis())
-    }
-}
-
-impl<'de> Deserialize<'de> for Elapsed {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let millis = f64::deserialize(deserializer)?;
-        Duration::try_from_secs_f64(millis / 1000.0).map(Self).map_err(D::Error::custom)
+        millis::of(self.0)
     }
 }

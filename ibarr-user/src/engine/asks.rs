@@ -6,13 +6,10 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::Gid;
 use ibarr_proto::request::{Outcome, UserRequest};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::control::messages::{
-    Answer, AnswerSource, AnswerStatus, Body, Elapsed, Resolved, Response, Target,
-};
+use crate::control::messages::{Answer, AnswerStatus, Body, Elapsed, Resolved, Response, Target};
 
 /// Requests without an answer yet, each for one address or more. The control socket bounds their
 /// number.
@@ -64,7 +61,7 @@ impl Asks {
 
     /// Takes the answer for one address; the last one completes the request.
     pub(super) fn answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {
-        let (status, gid, source) = told(outcome);
+        let (status, gid, source) = outcome.parts();
         self.note(now, id, |ip, ms| Answer { ip, status, gid, source, ms });
     }
 
@@ -106,23 +103,12 @@ impl Asks {
     }
 }
 
-/// An outcome as the documents have it.
-pub(super) fn told(outcome: Outcome) -> (AnswerStatus, Option<Gid>, Option<AnswerSource>) {
-    match outcome {
-        Outcome::Found { gid, source } => (AnswerStatus::Found, Some(gid), Some(source)),
-        Outcome::NotFound => (AnswerStatus::NotFound, None, None),
-        Outcome::TimedOut => (AnswerStatus::TimedOut, None, None),
-        Outcome::Refused => (AnswerStatus::Refused, None, None),
-        Outcome::Unreachable => (AnswerStatus::Unreachable, None, None),
-        Outcome::Overloaded => (AnswerStatus::Overloaded, None, None),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::control::messages::AnswerSource;
 
     #[test]
     fn answers_are_sent_as_they_come_and_together_in_order() {

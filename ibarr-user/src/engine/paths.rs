@@ -8,7 +8,6 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
-use ibarr_common::wire::sa::Refusal;
 use ibarr_proto::paths::{self, Chosen, Input, Outcome, Partial, PortFacts, PortName, Sought};
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::resolver;
@@ -20,8 +19,7 @@ use super::events::Hearing;
 use super::{Engine, log};
 use crate::control::messages::{
     Body, CachedPath, Elapsed, Failure, FailureKind, LastEvent, Number, PathAnswer, PathHops,
-    PathRequest, PathSource, PathStatus, PortAddress, PortStatus, Probing, Response, SaTally,
-    Silence,
+    PathRequest, PortAddress, PortStatus, Probing, Response, SaTally, Silence,
 };
 use crate::transport::ports::{self, Ports};
 use crate::transport::umad::{self, Meaning, Sending, Umads};
@@ -268,7 +266,7 @@ pub(super) fn cached_path(now: Instant, entry: &paths::Cached) -> CachedPath {
 
 fn answer(chosen: &Chosen, outcome: Outcome, ms: Elapsed) -> PathAnswer {
     let Chosen { port, question, why } = *chosen;
-    let (status, record, source, refusal) = told_path(outcome);
+    let (status, record, source, refusal) = outcome.parts();
     PathAnswer {
         port,
         chosen: Some(why),
@@ -279,22 +277,6 @@ fn answer(chosen: &Chosen, outcome: Outcome, ms: Elapsed) -> PathAnswer {
         refusal: refusal.map(|refusal| refusal.to_string()),
         hops: record.as_ref().and_then(hops),
         ms,
-    }
-}
-
-/// An outcome as the documents have it.
-pub(super) fn told_path(
-    outcome: Outcome,
-) -> (PathStatus, Option<PathRecord>, Option<PathSource>, Option<Refusal>) {
-    match outcome {
-        Outcome::Found { record, source } => (PathStatus::Found, Some(record), Some(source), None),
-        Outcome::NoRecord { source } => (PathStatus::NoRecord, None, Some(source), None),
-        Outcome::Refused(refusal) => (PathStatus::Refused, None, None, refusal),
-        Outcome::Silent => (PathStatus::Silent, None, None, None),
-        Outcome::Busy => (PathStatus::Busy, None, None, None),
-        Outcome::UnknownPort => (PathStatus::UnknownPort, None, None, None),
-        Outcome::NoSa => (PathStatus::NoSa, None, None, None),
-        Outcome::Overloaded => (PathStatus::Overloaded, None, None, None),
     }
 }
 

@@ -156,7 +156,7 @@ impl Engine {
         }
     }
 
-    fn interface_name(&self, ifindex: IfIndex) -> Option<String> {
+    pub(super) fn interface_name(&self, ifindex: IfIndex) -> Option<String> {
         let named = self.node.view().interfaces().find(|link| link.ifindex == ifindex)?;
         Some(named.name.to_string())
     }

@@ -10,25 +10,20 @@ use std::time::Duration;
 use ibarr_common::ib::Lid;
 use ibarr_common::map::Reason;
 use ibarr_common::wire::ip2gid::{Query, Reply};
-use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{Answer, Question, Request, Response as SaResponse};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::{client, server};
-use ibarr_proto::local_view::LocalView;
 use ibarr_proto::places::{Room, User};
 use ibarr_proto::sa::{PortIndex, Transmit};
-use ibarr_proto::trace::{Caller, Event, Filter, Outcome, Packet, PeerReply, Step, Subject, Tie};
+use ibarr_proto::trace::{Event, Filter, Step, Subject, Tie, Verdict};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
 use super::Engine;
-use super::asks::told;
-use super::paths::told_path;
 use crate::bpf::{self, Seen};
 use crate::control::messages::{
-    Body, Elapsed, Failure, FailureKind, Millis, Number, Response, TraceCaller, TraceEnd,
-    TraceEvent, TraceOnly, TraceStep, Traced, Tracing,
+    Body, Failure, FailureKind, Millis, Response, TraceEnd, Traced, Tracing,
 };
 use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{self, RouteAnswer};
@@ -43,7 +38,7 @@ pub(super) struct Tracers(Vec<Tracer>);
 /// What a tracer asks for.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
-    pub(super) only: Option<TraceOnly>,
+    pub(super) only: Option<Filter>,
     pub(super) time: Option<Millis>,
     pub(super) packets: bool,
 }
@@ -80,8 +75,9 @@ impl Tracers {
 
     /// Tells whether the programs report.
     fn tell(&mut self, now: Instant, programs: Result<(), String>) {
-        let step = TraceStep::Programs { cause: programs.err() };
-        let event = about_nothing(now, step);
+        let (subject, since) = (Subject::Path { sgid: None, dgid: None }, Duration::ZERO);
+        let step = Step::Programs { cause: programs.err() };
+        let event = Event { chain: 0, since, at: now, subject, lost: 0, step };
         for tracer in self.0.iter_mut().filter(|tracer| tracer.packets == Packets::Wanted) {
             tracer.packets = Packets::Told;
             tracer.show(&event);
@@ -92,14 +88,9 @@ impl Tracers {
         self.0.iter().filter_map(|tracer| tracer.ends_at).min()
     }
 
-    fn show(&mut self, event: &Event, view: &LocalView) {
-        let mut document = None;
-        let is_wanted = |tracer: &&mut Tracer| {
-            tracer.is_for(event) && tracer.only.is_none_or(|filter| filter.admits(event))
-        };
-        for tracer in self.0.iter_mut().filter(is_wanted) {
-            let document = document.get_or_insert_with(|| self::document(event, view));
-            tracer.show(document);
+    fn show(&mut self, event: &Event) {
+        for tracer in self.0.iter_mut().filter(|tracer| tracer.is_for(event)) {
+            tracer.show(event);
         }
     }
 
@@ -116,11 +107,12 @@ impl Tracers {
 
 impl Tracer {
     fn is_for(&self, event: &Event) -> bool {
-        self.packets != Packets::Unwanted || !matches!(event.step, Step::Packet(_))
+        (self.packets != Packets::Unwanted || !matches!(event.step, Step::Packet { .. }))
+            && self.only.is_none_or(|filter| filter.admits(event))
     }
 
-    fn show(&mut self, event: &TraceEvent) {
-        let event = Box::new(TraceEvent { lost: self.untold, ..event.clone() });
+    fn show(&mut self, event: &Event) {
+        let event = Box::new(Event { lost: self.untold, ..event.clone() });
         match self.events.try_send(Body::Event { event }.into()) {
             Ok(()) => {
                 self.shown += 1;
@@ -165,13 +157,9 @@ impl Engine {
             return drop(end.send(Failure { kind: FailureKind::Overloaded, message }.into()));
         };
         let Wanted { only, time, packets } = wanted;
-        let tracing = Tracing { at: Number(now), only, for_ms: time };
+        let tracing = Tracing { at: now, only, for_ms: time };
         // There is room for the first one, unless the caller has disconnected.
         drop(events.try_send(Body::Tracing { tracing }.into()));
-        let only = only.map(|only| match only {
-            TraceOnly::Ip(ip) => Filter::Address(ip),
-            TraceOnly::Gid(gid) => Filter::Gid(gid),
-        });
         let ends_at = time.map(|time| now + Duration::from(time));
         let packets = if packets { Packets::Wanted } else { Packets::Unwanted };
         let tracer =
@@ -192,7 +180,7 @@ impl Engine {
             self.tracers.tell(now, programs);
         }
         while let Some(event) = self.node.trace().poll() {
-            self.tracers.show(&event, self.node.view());
+            self.tracers.show(&event);
         }
         let lost = self.node.trace().take_lost();
         for tracer in &mut self.tracers.0 {
@@ -225,7 +213,7 @@ impl Engine {
         if self.node.trace().is_on()
             && let Ok(query) = Query::parse(transmit.payload.as_ref())
         {
-            let (tie, subject) = (Tie::Query(query.msg_id()), Subject::Address(query.target()));
+            let (tie, subject) = (Tie::Query(query.msg_id()), query.target());
             let to = transmit.to;
             self.node.trace().sent(now, tie, subject, |number| Step::Query { to, number });
         }
@@ -234,7 +222,7 @@ impl Engine {
     pub(super) fn trace_query_not_sent(&mut self, now: Instant, to: SocketAddr, why: &io::Error) {
         if self.node.trace().is_on() {
             let step = Step::NotSent { to, cause: why.to_string() };
-            self.node.trace().step(now, Subject::Address(to.ip()), step);
+            self.node.trace().step(now, to.ip(), step);
         }
     }
 
@@ -245,14 +233,13 @@ impl Engine {
         match heard.input() {
             client::Input::Datagram { from, payload, .. } => {
                 if let Ok(Reply { msg_id, gid, .. }) = Reply::parse(payload) {
-                    let step = |is_asked| Step::Reply { from, gid, is_asked };
-                    let otherwise = Some(Subject::Address(from.ip()));
+                    let step = |is_asked: bool| Step::Reply { from, gid, unasked: !is_asked };
+                    let otherwise = Some(from.ip().into());
                     self.node.trace().came(now, Tie::Query(msg_id), otherwise, step);
                 }
             }
             client::Input::Refused { to, .. } => {
-                let subject = Subject::Address(to.ip());
-                self.node.trace().step(now, subject, Step::PortUnreachable { to });
+                self.node.trace().step(now, to.ip(), Step::PortUnreachable { to });
             }
             _ => {}
         }
@@ -262,13 +249,15 @@ impl Engine {
         if self.node.trace().is_on() {
             let (question, step) = match *answer {
                 rtnetlink::Answer::Route(RouteAnswer { candidate, route: Ok(route), .. }) => {
-                    (candidate.question, Step::Route(route))
+                    let client::Route { ifindex, next_hop } = route;
+                    let interface = self.name_or_index(Some(ifindex));
+                    (candidate.question, Step::Route { interface, next_hop })
                 }
                 rtnetlink::Answer::Route(RouteAnswer { candidate, route: Err(why), .. }) => {
                     (candidate.question, Step::NoRoute { cause: why.to_string() })
                 }
                 rtnetlink::Answer::Neighbour { question, entry } => {
-                    (question, Step::Neighbour(entry.and_then(|entry| entry.gid())))
+                    (question, Step::Neighbour { gid: entry.and_then(|entry| entry.gid()) })
                 }
             };
             self.node.trace().step(now, question, step);
@@ -286,8 +275,8 @@ impl Engine {
                 Question::Known(query) => query.into(),
                 Question::ClassPortInfo => return,
             };
-            let (tie, to) = (Tie::Mad(port, transaction), sa.lid);
-            let step = |number| Step::Mad { port: name, to, number, is_probe };
+            let (tie, lid) = (Tie::Mad(port, transaction), sa.lid);
+            let step = |number| Step::Mad { port: name, lid, number, probe: is_probe };
             self.node.trace().sent(now, tie, subject, step);
         }
     }
@@ -296,7 +285,7 @@ impl Engine {
         &mut self,
         now: Instant,
         port: PortIndex,
-        from: Option<Lid>,
+        lid: Option<Lid>,
         mad: &[u8],
     ) {
         if self.node.trace().is_on()
@@ -305,19 +294,22 @@ impl Engine {
         {
             let refusal = match answer {
                 Answer::Path(_) => None,
-                Answer::Refused(refusal) => Some(refusal),
+                Answer::Refused(refusal) => Some(refusal.to_string()),
                 Answer::ClassPortInfo(_) => return,
             };
             let tie = Tie::Mad(port, tid.transaction());
-            let step = |_| Step::MadAnswer { port: name, from, refusal };
+            let step = |_| Step::MadAnswer { port: name, lid, refusal };
             self.node.trace().came(now, tie, None, step);
         }
     }
 
     /// What the programs in the kernel have done.
     pub(super) fn trace_packets(&mut self, packets: &bpf::Packets) {
-        for &Seen { at, target, packet } in &packets.seen {
-            self.node.trace().alone(at, Subject::Address(target), Step::Packet(packet));
+        for &Seen { at, target, by: program, ifindex, from, reason } in &packets.seen {
+            let (interface, verdict) = (self.name_or_index(ifindex), Verdict::of(program, reason));
+            let cause = (reason != Reason::Answered).then(|| reason.name().replace('_', "-"));
+            let step = Step::Packet { program, interface, from, verdict, cause };
+            self.node.trace().alone(at, target, step);
         }
         for tracer in &mut self.tracers.0 {
             if tracer.packets != Packets::Unwanted {
@@ -337,13 +329,12 @@ impl Engine {
             && let Ok(query) = Query::parse(received.payload)
         {
             let sent = reply.map(|transmit| Reply::parse(transmit.payload.as_ref()));
-            let reply = match (sent, self.node.why_silent(received)) {
-                (Some(Ok(Reply { gid: Some(gid), .. })), _) => PeerReply::Gid(gid),
-                (None, Some(why)) => PeerReply::Nothing(why),
-                _ => PeerReply::NotHere,
+            let (gid, cause) = match sent {
+                Some(reply) => (reply.ok().and_then(|reply| reply.gid), None),
+                None => (None, self.node.why_silent(received)),
             };
-            let step = Step::Peer { from: received.from, reply };
-            self.node.trace().alone(now, Subject::Address(query.target()), step);
+            let step = Step::Peer { from: received.from, gid, cause };
+            self.node.trace().alone(now, query.target(), step);
         }
     }
 }
@@ -356,134 +347,27 @@ impl Engine {
         reply: &server::Transmit,
         why: server::Counter,
     ) {
-        let step = Step::Peer { from: reply.to, reply: PeerReply::Nothing(why) };
-        self.node.trace().alone(now, Subject::Address(reply.from), step);
+        let step = Step::Peer { from: reply.to, gid: None, cause: Some(why) };
+        self.node.trace().alone(now, reply.from, step);
         self.show_trace(now);
     }
-}
 
-fn document(event: &Event, view: &LocalView) -> TraceEvent {
-    let Event { at, chain, since, subject, ref step } = *event;
-    let (ip, sgid, dgid) = match subject {
-        Subject::Address(ip) => (Some(ip), None, None),
-        Subject::Path { sgid, dgid } => (None, sgid, dgid),
-    };
-    let step = step_document(step, view);
-    TraceEvent { request: chain, ms: Elapsed(since), at: Number(at), ip, sgid, dgid, lost: 0, step }
-}
-
-fn step_document(step: &Step, view: &LocalView) -> TraceStep {
-    match *step {
-        Step::Asked { by } => {
-            let (by, uid) = caller(by);
-            TraceStep::Asked { by, uid }
-        }
-        Step::SearchedAgain => TraceStep::SearchedAgain,
-        Step::Older => TraceStep::Older,
-        Step::RouteSought => TraceStep::RouteSought,
-        Step::Route(client::Route { ifindex, next_hop }) => {
-            TraceStep::Route { interface: interface(ifindex, view), next_hop }
-        }
-        Step::NoRoute { ref cause } => TraceStep::NoRoute { cause: cause.clone() },
-        Step::Query { to, number } => TraceStep::Query { to, number },
-        Step::NotSent { to, ref cause } => TraceStep::NotSent { to, cause: cause.clone() },
-        Step::Reply { from, gid, is_asked } => TraceStep::Reply { from, gid, unasked: !is_asked },
-        Step::PortUnreachable { to } => TraceStep::PortUnreachable { to },
-        Step::NeighbourSought => TraceStep::NeighbourSought,
-        Step::Neighbour(gid) => TraceStep::Neighbour { gid },
-        Step::Mad { port, to, number, is_probe } => {
-            TraceStep::Mad { port, lid: Number(to), number, probe: is_probe }
-        }
-        Step::MadAnswer { port, from, refusal } => TraceStep::MadAnswer {
-            port,
-            lid: from.map(Number),
-            refusal: refusal.map(|refusal| refusal.to_string()),
-        },
-        Step::Answered { by, outcome, took } => answered(by, outcome, Elapsed(took)),
-        Step::Failed { outcome } => TraceStep::Failed { status: told(outcome).0 },
-        Step::Dropped { why, took } => {
-            TraceStep::Dropped { cause: why.to_string(), took_ms: Elapsed(took) }
-        }
-        Step::Nudge => TraceStep::Nudge,
-        Step::Nudged(nudged) => TraceStep::Nudged { outcome: nudged },
-        Step::Packet(packet) => self::packet(packet, view),
-        Step::Peer { from, reply } => peer(from, reply),
+    /// The name of an interface, or `#` and its index.
+    fn name_or_index(&self, ifindex: Option<IfIndex>) -> String {
+        let index = ifindex.map_or(0, IfIndex::get);
+        let name = ifindex.and_then(|ifindex| self.interface_name(ifindex));
+        name.unwrap_or_else(|| format!("#{index}"))
     }
-}
-
-fn answered(by: Caller, outcome: Outcome, took_ms: Elapsed) -> TraceStep {
-    let (by, uid) = caller(by);
-    match outcome {
-        Outcome::Address(outcome) => {
-            let (status, gid, source) = told(outcome);
-            TraceStep::AddressAnswered { by, uid, status, gid, source, took_ms }
-        }
-        Outcome::Path { outcome, is_left_to_kernel: left_to_kernel } => {
-            let (status, record, source, refusal) = told_path(outcome);
-            let fields = record.and_then(|record| Fields::parse(&record).ok());
-            let dlid = fields.map(|fields| Number(fields.dlid));
-            let refusal = refusal.map(|refusal| refusal.to_string());
-            TraceStep::PathAnswered {
-                by,
-                uid,
-                status,
-                dlid,
-                source,
-                refusal,
-                left_to_kernel,
-                took_ms,
-            }
-        }
-    }
-}
-
-fn packet(packet: Packet, view: &LocalView) -> TraceStep {
-    let Packet { by, ifindex, from, reason } = packet;
-    TraceStep::Packet {
-        program: by,
-        interface: ifindex.map_or("#0".to_owned(), |ifindex| interface(ifindex, view)),
-        from,
-        verdict: packet.verdict(),
-        cause: (reason != Reason::Answered).then(|| reason.name().replace('_', "-")),
-    }
-}
-
-/// An event that belongs to no request.
-fn about_nothing(now: Instant, step: TraceStep) -> TraceEvent {
-    let (ms, at) = (Elapsed(Duration::ZERO), Number(now));
-    TraceEvent { request: 0, ms, at, ip: None, sgid: None, dgid: None, lost: 0, step }
-}
-
-fn peer(from: SocketAddr, reply: PeerReply) -> TraceStep {
-    let (gid, cause) = match reply {
-        PeerReply::Gid(gid) => (Some(gid), None),
-        PeerReply::NotHere => (None, None),
-        PeerReply::Nothing(why) => (None, Some(why.to_string())),
-    };
-    TraceStep::Peer { from, gid, cause }
-}
-
-fn caller(caller: Caller) -> (TraceCaller, Option<u32>) {
-    match caller {
-        Caller::Kernel => (TraceCaller::Kernel, None),
-        Caller::Control(user) => (TraceCaller::Control, Some(user.0)),
-        Caller::Acm(user) => (TraceCaller::Acm, Some(user.0)),
-    }
-}
-
-fn interface(ifindex: IfIndex, view: &LocalView) -> String {
-    let known = view.interfaces().find(|interface| interface.ifindex == ifindex);
-    known.map_or_else(|| format!("#{ifindex}"), |interface| interface.name.to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn event(request: u64) -> TraceEvent {
-        let (ms, at) = (Elapsed(Duration::ZERO), Number(Instant::BOOT));
-        let (ip, step) = (Some([10, 0, 0, 1].into()), TraceStep::Nudge);
-        TraceEvent { request, ms, at, ip, sgid: None, dgid: None, lost: 0, step }
+    fn event(chain: u64) -> Event {
+        let (since, at) = (Duration::ZERO, Instant::BOOT);
+        let subject = Subject::Address { ip: [10, 0, 0, 1].into() };
+        Event { chain, since, at, subject, lost: 0, step: Step::Nudge }
     }
 
     #[test]
@@ -507,7 +391,7 @@ mod tests {
             tracer.show(&event(chain));
         }
         let shown = |read: &mut mpsc::Receiver<Response>| match read.try_recv().unwrap().body {
-            Body::Event { event } => (event.request, event.lost),
+            Body::Event { event } => (event.chain, event.lost),
             other => panic!("{other:?}"),
         };
         assert_eq!([shown(&mut read), shown(&mut read)], [(1, 0), (2, 0)]);
