@@ -2,7 +2,7 @@
 
 //! The answers of the SA.
 //!
-//! A look-up hashes the question once, and reads one place of the index and one entry. With a
+//! A look-up hashes the question once, and reads one group of the index and one entry. With a
 //! million entries neither is in the processor's cache, so both are as small as possible, and an
 //! entry is two adjacent cache lines. A look-up writes nothing: use does not prolong the life of an
 //! entry.
@@ -12,11 +12,11 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::ops::Bound;
 
+use hashbrown::HashTable;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
 use ibarr_common::wire::sa::PathQuestion;
 
-use super::index::{Index, Slot};
 use super::lids::Lids;
 use crate::hash::Seeded;
 use crate::sa::PortIndex;
@@ -25,8 +25,7 @@ use crate::sa::PortIndex;
 #[derive(Debug)]
 pub(super) struct Cache {
     hasher: Seeded,
-    /// Slots of entries, by the hash of their questions.
-    index: Index,
+    index: HashTable<Indexed>,
     entries: Entries,
     by_expiry: BTreeSet<(Instant, Slot)>,
     lids: Lids,
@@ -117,7 +116,7 @@ impl Hash for Key {
 impl Cache {
     pub(super) fn new(max: usize, hasher: Seeded) -> Self {
         Self {
-            index: Index::default(),
+            index: HashTable::new(),
             entries: Entries::default(),
             by_expiry: BTreeSet::new(),
             lids: Lids::new(hasher.clone()),
@@ -152,7 +151,8 @@ impl Cache {
         }
         let forgotten = self.make_room(self.max - 1);
         if let Some(slot) = self.entries.insert(Entry { key, remembered }) {
-            self.index.insert(hash, slot);
+            let rehash = |it: &Indexed| spread(it.hash);
+            self.index.insert_unique(spread(hash), Indexed { hash, slot }, rehash);
             self.by_expiry.insert((remembered.expires_at, slot));
         }
         forgotten
@@ -223,8 +223,7 @@ impl Cache {
             if at == stop || page.len() == count {
                 return (page, Some(at));
             }
-            let slot = Slot::new(at as usize);
-            if let Some(entry) = slot.and_then(|slot| self.entries.get(slot)) {
+            if let Some(entry) = self.entries.get(Slot(at)) {
                 page.push((&entry.key, &entry.remembered));
             }
             at += 1;
@@ -253,7 +252,9 @@ impl Cache {
     }
 
     fn forget(&mut self, hash: u32, slot: Slot) {
-        self.index.remove(hash, slot);
+        if let Ok(indexed) = self.index.find_entry(spread(hash), |it| it.slot == slot) {
+            indexed.remove();
+        }
         if let Some(entry) = self.entries.remove(slot) {
             self.by_expiry.remove(&(entry.remembered.expires_at, slot));
             if let Some(record) = &entry.remembered.record {
@@ -263,13 +264,34 @@ impl Cache {
     }
 
     fn find(&self, hash: u32, key: &Key) -> Option<Slot> {
-        self.index.find(hash, |slot| self.entries.get(slot).is_some_and(|entry| entry.key == *key))
+        let is_it = |it: &Indexed| {
+            it.hash == hash && self.entries.get(it.slot).is_some_and(|entry| entry.key == *key)
+        };
+        self.index.find(spread(hash), is_it).map(|it| it.slot)
     }
 
     fn hash(&self, key: &Key) -> u32 {
         let [.., a, b, c, d] = self.hasher.hash_one(key).to_be_bytes();
         u32::from_be_bytes([a, b, c, d])
     }
+}
+
+/// The position of an entry.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct Slot(u32);
+
+/// An element of the index. It has the hash, so that the index can grow without reading entries.
+#[derive(Clone, Copy, Debug)]
+struct Indexed {
+    hash: u32,
+    slot: Slot,
+}
+
+const _: () = assert!(size_of::<Indexed>() == 8);
+
+/// The hash as the index takes it: it selects a group by the lowest bits, and compares the highest.
+fn spread(hash: u32) -> u64 {
+    u64::from(hash) << 32 | u64::from(hash)
 }
 
 /// An entry with its slot. Aligned so that it fills two adjacent cache lines.
@@ -310,7 +332,8 @@ impl Entries {
     fn insert(&mut self, entry: Entry) -> Option<Slot> {
         if self.free.is_empty() {
             let start = self.blocks.len() * Self::BLOCK;
-            self.free.extend((start..start + Self::BLOCK).rev().filter_map(Slot::new));
+            let slots = (start..start + Self::BLOCK).rev();
+            self.free.extend(slots.filter_map(|at| u32::try_from(at).ok()).map(Slot));
             self.blocks.push(vec![None; Self::BLOCK].into());
         }
         let slot = self.free.pop()?;
@@ -327,7 +350,8 @@ impl Entries {
     }
 
     fn place(slot: Slot) -> (usize, usize) {
-        (slot.number() / Self::BLOCK, slot.number() % Self::BLOCK)
+        let at = slot.0 as usize;
+        (at / Self::BLOCK, at % Self::BLOCK)
     }
 }
 
@@ -417,10 +441,10 @@ mod tests {
         let mut cache = cache(8);
         cache.insert(key(1), remembered(1, 30), 0);
         cache.insert(key(2), remembered(2, 40), 0);
-        let [one, two] = [1, 2]
-            .map(|n| (cache.hash(&key(n)), cache.find(cache.hash(&key(n)), &key(n)).unwrap()));
-        cache.index.remove(one.0, one.1);
-        cache.index.insert(two.0, one.1);
+        let [one, two] = [1, 2].map(|n| cache.hash(&key(n)));
+        let slot = cache.find(one, &key(1)).unwrap();
+        cache.index.find_entry(spread(one), |it| it.slot == slot).unwrap().remove();
+        cache.index.insert_unique(spread(two), Indexed { hash: two, slot }, |it| spread(it.hash));
         assert_eq!(cache.lookup(Instant::BOOT, &key(2)), Some(remembered(2, 40)));
         assert_eq!(cache.lookup(Instant::BOOT, &key(1)), None);
         cache.expire(Instant::from_nanos(40));

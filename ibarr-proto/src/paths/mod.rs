@@ -31,7 +31,6 @@ mod canaries;
 mod direct;
 mod doubt;
 mod fallback;
-mod index;
 mod lids;
 mod partial;
 mod ports;

@@ -30,7 +30,7 @@ const ARROWS: &[Arrows] = &[
         from: "ibarr-proto",
         ours: &["ibarr-common"],
         tests: &[],
-        others: Some(&["crc", "rand_core", "serde", "serde_with_macros", "thiserror"]),
+        others: Some(&["crc", "hashbrown", "rand_core", "serde", "serde_with_macros", "thiserror"]),
     },
     Arrows {
         from: "ibarr-sim",
