@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::ip2gid::Family;
 use ibarr_proto::ip2gid::server::Local as _;
-use ibarr_proto::ip2gid::{Family, Prefix};
 use ibarr_proto::local_view::neighbours::{Entry, Neighbour, State, Wanted};
 use ibarr_proto::local_view::routing::{Route, RouteBack, Via, Way, WayBack};
 use ibarr_proto::local_view::rules::{Action, Rule, Selects, Traffic};
@@ -15,6 +15,7 @@ use ibarr_proto::local_view::{
     InterfaceName, Limits, Link, LinkHeader, LinkType, LocalView, Owned, Served, StaticGid,
     StaticGids, Subject,
 };
+use ipnet::IpNet;
 
 use crate::script::Script;
 
@@ -97,7 +98,7 @@ fn run(script: &[u8]) -> Vec<String> {
 struct Told {
     owned: BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
     served: BTreeMap<IfIndex, Served>,
-    routes: BTreeMap<(IfIndex, Prefix), Via>,
+    routes: BTreeMap<(IfIndex, IpNet), Via>,
     neighbours: BTreeMap<(IfIndex, IpAddr), Neighbour>,
 }
 
@@ -140,7 +141,7 @@ fn check(view: &LocalView, told: &Told) {
     for ((ifindex, prefix), via) in &told.routes {
         let served = told.served.get(ifindex).expect("a route of an interface that is not served");
         // Routes matter only for a family that some sources are answered in.
-        let way_back = if prefix.first().is_ipv4() { served.ipv4 } else { served.ipv6 };
+        let way_back = if prefix.addr().is_ipv4() { served.ipv4 } else { served.ipv6 };
         assert!(*via == Via::Elsewhere || !matches!(way_back, WayBack::None(_)), "{served:?}");
     }
     assert!(told.neighbours.values().copied().eq(view.neighbours()));
@@ -249,7 +250,8 @@ impl Script<'_> {
         let len = [0, 8, 24, 31, 32, 64, 128][usize::from(byte >> 3 & 7) % 7];
         let gateway = (byte & 64 != 0).then(|| ip("10.1.0.9"));
         let way = if byte >= 224 { Way::Unclear } else { Way::By { ifindex, gateway } };
-        Route { prefix: Prefix::around(around, len), metric: u32::from(byte >> 7), way }
+        let prefix = IpNet::new(around, len).unwrap_or(around.into());
+        Route { prefix, metric: u32::from(byte >> 7), way }
     }
 
     fn rule(&mut self) -> Rule {

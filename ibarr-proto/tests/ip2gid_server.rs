@@ -9,8 +9,9 @@ use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::Error;
 use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
+use ibarr_proto::ip2gid::Prefixes;
 use ibarr_proto::ip2gid::server::{Counter, Local, Received, Server, Transmit};
-use ibarr_proto::ip2gid::{Prefix, Prefixes};
+use ipnet::IpNet;
 use proptest::prelude::*;
 
 const CASES: &str = include_str!("data/ip2gid-server-cases.txt");
@@ -25,7 +26,7 @@ fn each_case_of_the_table_has_its_reply_and_its_counter() {
             match line.split_once(' ').unwrap() {
                 ("allow", prefixes) => {
                     let prefixes = prefixes.split_whitespace();
-                    server.reconfigure(prefixes.map(|p| p.parse::<Prefix>().unwrap()).collect());
+                    server.reconfigure(prefixes.map(|p| p.parse::<IpNet>().unwrap()).collect());
                 }
                 (kind, address) => view.add(kind, address),
             }

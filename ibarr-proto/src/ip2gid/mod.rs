@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use ibarr_common::IfIndex;
 use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
 
-pub use prefixes::{ParsePrefixError, Prefix, Prefixes};
+pub use prefixes::Prefixes;
 
 /// Asks for the GID of `target`, optionally for datagrams that leave by `egress`.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

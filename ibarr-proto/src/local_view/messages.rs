@@ -7,8 +7,7 @@ use std::net::IpAddr;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_common::map::Origin;
-
-use crate::ip2gid::Prefix;
+use ipnet::IpNet;
 
 use super::neighbours::{Entry, MAX_NEIGHBOURS, Neighbour};
 use super::routing::{MAX_ROUTES, Route, RouteBack};
@@ -122,7 +121,7 @@ pub enum Event {
     /// elsewhere.
     Route(RouteBack),
     /// There is no longer an entry for the prefix on this interface.
-    NoRoute(IfIndex, Prefix),
+    NoRoute(IfIndex, IpNet),
     /// A neighbour can be sent to, or has another hardware address.
     Neighbour(Neighbour),
     /// A neighbour can no longer be sent to.

@@ -25,14 +25,15 @@
 //! * Link-local addresses of IPv6 are neighbours on each interface, whatever the routes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU16;
 
 use ibarr_common::IfIndex;
 use ibarr_common::map::max_entries;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::rules::{self, Diverted, MAX_RULES, Rule};
-use crate::ip2gid::{Family, Prefix, is_link_local};
+use crate::ip2gid::{Family, is_link_local};
 
 /// Maximum number of routes. A machine with more, for example with the routes of the Internet,
 /// answers in the daemon.
@@ -45,7 +46,7 @@ pub const MAX_LISTED_ROUTES: usize = 4 * MAX_ROUTES;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Route {
     /// The destinations.
-    pub prefix: Prefix,
+    pub prefix: IpNet,
     /// `RTA_PRIORITY`: among routes of a prefix, the lowest wins.
     pub metric: u32,
     /// The outgoing interface.
@@ -104,7 +105,7 @@ pub struct RouteBack {
     /// The ifindex.
     pub ifindex: IfIndex,
     /// The destinations. A longer prefix overrides a shorter one.
-    pub prefix: Prefix,
+    pub prefix: IpNet,
     /// The route.
     pub via: Via,
 }
@@ -133,7 +134,7 @@ struct Table {
     /// The rules that count, of IPv4 and of IPv6, in order of evaluation.
     rules: [Vec<Rule>; 2],
     /// By prefix, the lowest metric and its route.
-    ways: BTreeMap<Prefix, (u32, Way)>,
+    ways: BTreeMap<IpNet, (u32, Way)>,
     overflown: bool,
 }
 
@@ -162,7 +163,8 @@ impl Routing {
     pub(super) fn list_route(&mut self, route: Route) -> bool {
         let Some(dump) = &mut self.dump else { return false };
         let Route { prefix, metric, way } = route;
-        if is_link_local(prefix.first()) {
+        let prefix = prefix.trunc();
+        if is_link_local(prefix.addr()) {
             return true;
         }
         if dump.ways.len() >= self.limit && !dump.ways.contains_key(&prefix) {
@@ -228,13 +230,13 @@ impl Routing {
                 continue;
             }
             if family == Family::V6 {
-                decided.routes.extend(interfaces.iter().map(|&on| ((on, link_local()), Via::Link)));
+                decided.routes.extend(interfaces.iter().map(|&on| ((on, LINK_LOCAL), Via::Link)));
             }
             table.lead_back(family, interfaces, &mut decided.routes);
         }
         for &(ifindex, prefix) in decided.routes.keys() {
             if let Some(ways_back) = decided.ways_back.get_mut(&ifindex) {
-                ways_back[at(Family::of(prefix.first()))] = WayBack::Routed;
+                ways_back[at(Family::of(prefix.addr()))] = WayBack::Routed;
             }
         }
         for family in [Family::V4, Family::V6] {
@@ -255,7 +257,7 @@ impl Routing {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Decided {
     pub(super) ways_back: BTreeMap<IfIndex, [WayBack; 2]>,
-    pub(super) routes: BTreeMap<(IfIndex, Prefix), Via>,
+    pub(super) routes: BTreeMap<(IfIndex, IpNet), Via>,
 }
 
 impl Decided {
@@ -265,8 +267,8 @@ impl Decided {
         let around: Vec<_> = self
             .routes
             .keys()
-            .filter(|(_, prefix)| prefix.contains(mapped.into()))
-            .map(|&(ifindex, _)| (ifindex, Prefix::around([0; 4].into(), 0)))
+            .filter(|(_, prefix)| prefix.contains(&IpAddr::V6(mapped)))
+            .map(|&(ifindex, _)| (ifindex, IpNet::V4(Ipv4Net::default())))
             .collect();
         for all_of_ipv4 in around {
             self.routes.entry(all_of_ipv4).or_insert(Via::Elsewhere);
@@ -290,13 +292,10 @@ impl Decided {
 }
 
 /// The edges of an IPv4 subnet; a subnet of two addresses has none (RFC 3021).
-fn edges(subnet: Prefix) -> Option<[Prefix; 2]> {
-    let IpAddr::V4(first) = subnet.first() else { return None };
-    if !(1..=30).contains(&subnet.len()) {
-        return None;
-    }
-    let last = Ipv4Addr::from_bits(first.to_bits() | u32::MAX >> subnet.len());
-    Some([first, last].map(|edge| Prefix::around(edge.into(), 32)))
+fn edges(subnet: IpNet) -> Option<[IpNet; 2]> {
+    let IpNet::V4(subnet) = subnet else { return None };
+    let has_edges = (1..=30).contains(&subnet.prefix_len());
+    has_edges.then(|| [subnet.network(), subnet.broadcast()].map(|edge| IpAddr::V4(edge).into()))
 }
 
 impl Table {
@@ -318,13 +317,13 @@ impl Table {
         &self,
         family: Family,
         interfaces: &BTreeSet<IfIndex>,
-        routes: &mut BTreeMap<(IfIndex, Prefix), Via>,
+        routes: &mut BTreeMap<(IfIndex, IpNet), Via>,
     ) {
         // The prefixes that contain the current one: each sorts before the prefixes inside it.
-        let mut around: Vec<(Prefix, Way)> = Vec::new();
-        let of_family = |prefix: &Prefix| Family::of(prefix.first()) == family;
+        let mut around: Vec<(IpNet, Way)> = Vec::new();
+        let of_family = |prefix: &IpNet| Family::of(prefix.addr()) == family;
         for (&prefix, &(_, way)) in self.ways.iter().filter(|(prefix, _)| of_family(prefix)) {
-            while around.pop_if(|(outer, _)| !outer.contains(prefix.first())).is_some() {}
+            while around.pop_if(|(outer, _)| !outer.contains(&prefix)).is_some() {}
             let by = interface(way).filter(|by| interfaces.contains(by));
             // For prefixes further out, one in between has the entry already.
             let outer = around.last().and_then(|&(_, way)| interface(way));
@@ -342,9 +341,9 @@ impl Table {
 
     /// The interface of all routes, if one of them is the default route.
     fn sole_way(&self, family: Family) -> Option<IfIndex> {
-        let mut ways = self.ways.iter().filter(|(p, _)| Family::of(p.first()) == family);
+        let mut ways = self.ways.iter().filter(|(p, _)| Family::of(p.addr()) == family);
         let (default, &(_, way)) = ways.next()?;
-        let sole = interface(way).filter(|_| default.len() == 0)?;
+        let sole = interface(way).filter(|_| default.prefix_len() == 0)?;
         ways.all(|(_, &(_, way))| interface(way) == Some(sole)).then_some(sole)
     }
 }
@@ -373,9 +372,8 @@ const LOCAL: u32 = 255;
 const MAIN: u32 = 254;
 const DEFAULT: u32 = 253;
 
-fn link_local() -> Prefix {
-    Prefix::around(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0).into(), 10)
-}
+const LINK_LOCAL: IpNet =
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10));
 
 // Each route causes an entry for its interface, and one for the interface of the route around it;
 // each interface has two entries of its own. The edges of subnets use the remaining room.
@@ -391,9 +389,9 @@ const _: () = {
 /// that leads elsewhere is added first and removed last.
 #[derive(Debug, Default)]
 pub(super) struct RoutesBack {
-    now: BTreeMap<(IfIndex, Prefix), Via>,
-    told: BTreeMap<(IfIndex, Prefix), Via>,
-    untold: BTreeSet<(Turn, (IfIndex, Prefix))>,
+    now: BTreeMap<(IfIndex, IpNet), Via>,
+    told: BTreeMap<(IfIndex, IpNet), Via>,
+    untold: BTreeSet<(Turn, (IfIndex, IpNet))>,
 }
 
 /// The phase in which a change is reported.
@@ -405,7 +403,7 @@ enum Turn {
 }
 
 impl RoutesBack {
-    pub(super) fn set(&mut self, now: BTreeMap<(IfIndex, Prefix), Via>) {
+    pub(super) fn set(&mut self, now: BTreeMap<(IfIndex, IpNet), Via>) {
         self.untold.clear();
         for (&key, via) in &now {
             if self.told.get(&key) != Some(via) {
@@ -428,7 +426,7 @@ impl RoutesBack {
     }
 
     /// The next change: the current route of the prefix, or the key of a removed one.
-    pub(super) fn poll(&mut self) -> Option<Result<RouteBack, (IfIndex, Prefix)>> {
+    pub(super) fn poll(&mut self) -> Option<Result<RouteBack, (IfIndex, IpNet)>> {
         let (_, key) = self.untold.pop_first()?;
         let (ifindex, prefix) = key;
         let Some(&via) = self.now.get(&key) else {

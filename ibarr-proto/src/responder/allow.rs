@@ -18,7 +18,7 @@ pub(super) fn change(held: &Held, wanted: &Prefixes) -> Vec<MapUpdate> {
     let wanted: Vec<_> = wanted
         .iter()
         .map(|prefix| {
-            let (bits, prefix) = AllowPrefix::new(prefix.first(), prefix.len());
+            let (bits, prefix) = AllowPrefix::new(prefix.addr(), prefix.prefix_len());
             AllowKey { bits, prefix }
         })
         .collect();
@@ -48,12 +48,12 @@ pub(super) fn change(held: &Held, wanted: &Prefixes) -> Vec<MapUpdate> {
 
 #[cfg(test)]
 mod tests {
+    use ipnet::IpNet;
     use std::net::IpAddr;
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ip2gid::Prefix;
 
     /// Whether the programs allow `source`.
     fn allows(held: &Held, source: IpAddr) -> bool {
@@ -77,10 +77,10 @@ mod tests {
 
     fn prefixes() -> impl Strategy<Value = Prefixes> {
         // Few bits differ, so that prefixes often meet and contain each other.
-        let v4 =
-            (0..4u8, 28..=32u8).prop_map(|(low, len)| Prefix::around([10, 0, 0, low].into(), len));
+        let v4 = (0..4u8, 28..=32u8)
+            .prop_map(|(low, len)| IpNet::new_assert([10, 0, 0, low].into(), len));
         let v6 = (0..4u16, 124..=128u8)
-            .prop_map(|(low, len)| Prefix::around([0xfd00, 0, 0, 0, 0, 0, 0, low].into(), len));
+            .prop_map(|(low, len)| IpNet::new_assert([0xfd00, 0, 0, 0, 0, 0, 0, low].into(), len));
         prop::collection::vec(prop_oneof![v4, v6], 0..6).prop_map(|all| all.into_iter().collect())
     }
 

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use ibarr_common::IfIndex;
 use ibarr_common::map::{Route, RoutePrefix};
+use ipnet::IpNet;
 
 use super::maps::{Held, MapUpdate, RouteKey};
-use crate::ip2gid::Prefix;
 use crate::local_view::routing::{RouteBack, Via};
 
 /// The map element of a route.
@@ -20,8 +20,8 @@ pub(super) fn update(route: RouteBack) -> MapUpdate {
     MapUpdate::Route(key(ifindex, prefix), route)
 }
 
-pub(super) fn key(ifindex: IfIndex, prefix: Prefix) -> RouteKey {
-    let (bits, prefix) = RoutePrefix::new(ifindex, prefix.first(), prefix.len());
+pub(super) fn key(ifindex: IfIndex, prefix: IpNet) -> RouteKey {
+    let (bits, prefix) = RoutePrefix::new(ifindex, prefix.addr(), prefix.prefix_len());
     RouteKey { bits, prefix }
 }
 

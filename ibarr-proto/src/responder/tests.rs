@@ -8,9 +8,9 @@ use std::num::NonZeroU16;
 
 use ibarr_common::ib::Gid;
 use ibarr_common::map::{Origin, Route, address};
+use ipnet::IpNet;
 
 use super::*;
-use crate::ip2gid::Prefix;
 use crate::local_view::neighbours::{self as raw, Entry};
 use crate::local_view::routing::{self, Way};
 use crate::local_view::{
@@ -200,7 +200,7 @@ fn removed_interface_takes_its_program_along() {
 fn allowed_prefixes_are_written_before_the_map_is_enforced() {
     let mut story = Story::running();
     story.kernel().log.clear();
-    let allow: Prefixes = ["10.0.0.0/8".parse().unwrap()].into_iter().collect();
+    let allow: Prefixes = ["10.0.0.0/8".parse::<IpNet>().unwrap()].into_iter().collect();
     story.reconfigure(Settings::default(), allow);
     assert_eq!(story.kernel().log, ["allow 104", "lease restricted", "lease restricted", "settle"]);
     story.kernel().log.clear();
@@ -368,7 +368,7 @@ fn routes_are_written_before_the_interface_uses_them() {
     // An earlier daemon has left a prefix that is routed elsewhere now, and one that is gone.
     let (here, gone) = (Route::ON_LINK, Route::ELSEWHERE);
     let key = |text: &str| {
-        let prefix: Prefix = text.parse().unwrap();
+        let prefix: IpNet = text.parse().unwrap();
         routes::key(index(1), prefix)
     };
     story.kernel().routes = vec![(key("10.1.0.0/16"), here), (key("10.1.0.0/17"), gone)];

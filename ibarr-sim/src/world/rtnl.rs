@@ -4,12 +4,12 @@
 //! `ibarr-user/src/transport/rtnetlink` passes them on. A dump reads without the lock that changes
 //! take, so events and dumps overtake each other.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use ibarr_common::ib::Gid;
-use ibarr_proto::ip2gid::Prefix;
 use ibarr_proto::local_view::routing::{Route, Way};
 use ibarr_proto::local_view::{Input, Subject, neighbours};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::addresses::{gateway, hwaddr};
 use super::network::{IPOIB, entry, entry_id};
@@ -168,14 +168,13 @@ impl World {
         let machine = &self.machines[id];
         if machine.network.is_up() {
             for home in machine.home {
-                let (zero, bits): (IpAddr, u8) = match home {
-                    IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), 16),
-                    IpAddr::V6(_) => (Ipv6Addr::UNSPECIFIED.into(), 64),
+                let (all, bits) = match home {
+                    IpAddr::V4(_) => (IpNet::V4(Ipv4Net::default()), 16),
+                    IpAddr::V6(_) => (IpNet::V6(Ipv6Net::default()), 64),
                 };
+                let subnet = IpNet::new(home, bits).expect("a legal length");
                 let gateway = Some(gateway(self.machines[id].subnet, home));
-                for (prefix, gateway) in
-                    [(Prefix::around(zero, 0), gateway), (Prefix::around(home, bits), None)]
-                {
+                for (prefix, gateway) in [(all, gateway), (subnet, None)] {
                     let way = Way::By { ifindex: IPOIB, gateway };
                     self.tell_view(id, life, Input::ListedRoute(Route { prefix, metric: 0, way }));
                 }

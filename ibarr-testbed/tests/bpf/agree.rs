@@ -8,7 +8,7 @@ use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_common::map::{Interface, ResponderCfg, Route};
 use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
-use ibarr_proto::ip2gid::Prefix;
+use ipnet::IpNet;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{TestCaseResult, TestError, TestRunner};
@@ -189,7 +189,7 @@ struct Nodes {
 impl Nodes {
     const LINKS: [Link; 2] = [Link::LO, Link::Ipoib];
 
-    fn new(allow: &[Prefix]) -> Self {
+    fn new(allow: &[IpNet]) -> Self {
         let gid = |text: &str| -> Option<Gid> { Some(text.parse().unwrap()) };
         let addresses = vec![
             (ip("10.2.0.5"), gid("fe80::2:c903:0:201")),
@@ -210,7 +210,7 @@ impl Nodes {
                 programs.put_gid(address, IfIndex::MIN, gid);
             }
             for prefix in allow {
-                programs.allow(prefix.first(), prefix.len());
+                programs.allow(prefix.addr(), prefix.prefix_len());
             }
             for (prefix, gateway) in [("0.0.0.0", "10.2.0.254"), ("::", "fd00:2::fe")] {
                 programs.put_route(IfIndex::MIN, ip(prefix), 0, Route::via(ip(gateway)));

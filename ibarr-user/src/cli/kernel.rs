@@ -7,7 +7,8 @@ use std::path::Path;
 use ibarr_common::ib::{Gid, IpoibHwAddr};
 use ibarr_common::map::{self, Interface, Origin};
 use ibarr_common::{IfIndex, Instant};
-use ibarr_proto::ip2gid::{Family, Prefix};
+use ibarr_proto::ip2gid::Family;
+use ipnet::IpNet;
 use nix::net::if_::if_indextoname;
 
 use super::{Exit, ask, print};
@@ -105,7 +106,7 @@ fn document(left: &bpf::Left) -> KernelMaps {
                 let bits = u8::try_from(bits).unwrap_or(u8::MAX);
                 KernelRoute {
                     ifindex: Number(IfIndex::new(prefix.ifindex)),
-                    to: Prefix::around(address, bits),
+                    to: IpNet::new(address, bits).unwrap_or(address.into()).trunc(),
                     via: route.gateway(),
                     elsewhere: !route.is_here(),
                 }

@@ -8,6 +8,7 @@ mod effective;
 mod files;
 mod metrics;
 mod paths;
+mod prefix;
 mod reader;
 
 use std::io;
@@ -20,8 +21,8 @@ use ibarr_common::ib::Gid;
 use ibarr_common::map;
 use ibarr_common::wire::ls::Timeout;
 use ibarr_proto::acm as acm_service;
+use ibarr_proto::ip2gid::Prefixes;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
-use ibarr_proto::ip2gid::{Prefix, Prefixes};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{
     self, AnswerGid, InterfaceFilter, Pattern, StaticGid, StaticGids, neighbours,
@@ -37,6 +38,7 @@ pub use self::acm::{Acm, Serve};
 pub use self::effective::{Effective, effective};
 pub use self::files::{Absent, gather, read_from};
 pub use self::metrics::Listen;
+use self::prefix::Prefix;
 pub use self::reader::{Mistake, Source};
 use self::reader::{Table, Value};
 
@@ -152,7 +154,7 @@ impl Config {
             files: root.files(),
             responder: responder(root, udp_port),
             client,
-            allow: allow.into_iter().collect(),
+            allow: allow.into_iter().map(|Prefix(prefix)| prefix).collect(),
             view: local_view::Config {
                 interfaces: interfaces(root),
                 static_gids: static_gids(root),

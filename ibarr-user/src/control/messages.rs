@@ -13,11 +13,12 @@ use std::time::Duration;
 use ibarr_common::ib::{Gid, IpoibHwAddr};
 use ibarr_common::{IfIndex, Instant};
 pub use ibarr_proto::health::State as HealthState;
-use ibarr_proto::ip2gid::{Family, Prefix};
+use ibarr_proto::ip2gid::Family;
 pub use ibarr_proto::paths::{Choice as PortChoice, Source as PathSource, Status as PathStatus};
 pub use ibarr_proto::request::{Source as AnswerSource, Status as AnswerStatus};
 use ibarr_proto::shares;
 use ibarr_proto::trace::{Event, Filter};
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
@@ -509,7 +510,7 @@ pub struct KernelRoute {
     /// Interface index.
     pub ifindex: Number<Option<IfIndex>>,
     /// The prefix, such as `10.0.0.0/8`.
-    pub to: Prefix,
+    pub to: IpNet,
     /// Address of the gateway; absent if there is none.
     pub via: Option<IpAddr>,
     /// Whether another interface leads to the prefix.

@@ -30,13 +30,21 @@ const ARROWS: &[Arrows] = &[
         from: "ibarr-proto",
         ours: &["ibarr-common"],
         tests: &[],
-        others: Some(&["crc", "hashbrown", "rand_core", "serde", "serde_with_macros", "thiserror"]),
+        others: Some(&[
+            "crc",
+            "hashbrown",
+            "ipnet",
+            "rand_core",
+            "serde",
+            "serde_with_macros",
+            "thiserror",
+        ]),
     },
     Arrows {
         from: "ibarr-sim",
         ours: &["ibarr-common", "ibarr-ebpf", "ibarr-proto"],
         tests: &[],
-        others: Some(&["clap", "rand_chacha", "rand_core", "thiserror", "zerocopy"]),
+        others: Some(&["clap", "ipnet", "rand_chacha", "rand_core", "thiserror", "zerocopy"]),
     },
     Arrows { from: "ibarr-fabric", ours: &["ibarr-common"], tests: &[], others: None },
     Arrows {

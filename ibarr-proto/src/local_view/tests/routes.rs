@@ -3,12 +3,17 @@
 //! Routes of replies.
 
 use ibarr_common::map::octets;
+use ipnet::IpNet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ip2gid::{Family, Prefix};
+use crate::ip2gid::Family;
 use crate::local_view::routing::{NoWayBack, Route, RouteBack, Via, Way, WayBack};
 use crate::local_view::rules::{Action, Rule, Selects, Traffic};
+
+fn is_host(prefix: IpNet) -> bool {
+    prefix.prefix_len() == prefix.max_prefix_len()
+}
 
 /// `10.0.0.0/8 by 5 via 10.1.0.9 metric 10`, where `by` and the rest are optional.
 pub(super) fn route(text: &str) -> Route {
@@ -59,13 +64,13 @@ impl Story {
     /// Checks changes of routes since the last call, in order, except for the first and last
     /// addresses of subnets.
     fn leads(&mut self, expected: &[&str]) -> &mut Self {
-        self.leads_and_leaves_out(expected, |prefix| prefix.first().is_ipv4() && prefix.is_host())
+        self.leads_and_leaves_out(expected, |prefix| prefix.addr().is_ipv4() && is_host(prefix))
     }
 
     fn leads_and_leaves_out(
         &mut self,
         expected: &[&str],
-        is_left_out: fn(Prefix) -> bool,
+        is_left_out: fn(IpNet) -> bool,
     ) -> &mut Self {
         let mut told = Vec::new();
         while let Some(event) = self.view.poll_event() {
@@ -183,7 +188,7 @@ fn first_and_last_address_of_a_subnet_have_no_route() {
     // A route to such an address shows that a host has it.
     story.routes(["10.1.0.0/16 by 1", "10.1.0.0/32 by 1"]);
     assert_eq!(story.ways_back(), "eth1 routed/routed, eth2 -/routed");
-    assert!(story.view.routes_back().any(|r| r.prefix.is_host() && r.via == Via::Link));
+    assert!(story.view.routes_back().any(|r| is_host(r.prefix) && r.via == Via::Link));
 }
 
 #[test]
@@ -365,14 +370,14 @@ fn every_event_that_may_change_routes_causes_a_dump() {
 }
 
 /// The result of a program's look-up in `held`, with both families as 128 bits.
-fn leads_back(held: &BTreeMap<(IfIndex, Prefix), Via>, by: IfIndex, source: IpAddr) -> bool {
+fn leads_back(held: &BTreeMap<(IfIndex, IpNet), Via>, by: IfIndex, source: IpAddr) -> bool {
     let bits = |address| u128::from_be_bytes(octets(address));
     let longest = held
         .iter()
         .filter(|((on, _), _)| *on == by)
         .map(|((_, prefix), via)| {
-            let len = u32::from(prefix.len()) + if prefix.first().is_ipv4() { 96 } else { 0 };
-            (bits(prefix.first()), len, *via)
+            let len = u32::from(prefix.prefix_len()) + if prefix.addr().is_ipv4() { 96 } else { 0 };
+            (bits(prefix.addr()), len, *via)
         })
         .filter(|&(first, len, _)| {
             (bits(source) ^ first).checked_shr(128 - len).is_none_or(|differs| differs == 0)
@@ -383,9 +388,9 @@ fn leads_back(held: &BTreeMap<(IfIndex, Prefix), Via>, by: IfIndex, source: IpAd
 
 /// The route of a source, computed naively.
 fn is_routed(routes: &[Route], by: IfIndex, source: IpAddr) -> bool {
-    let around = || routes.iter().filter(|route| route.prefix.contains(source));
-    let Some(len) = around().map(|route| route.prefix.len()).max() else { return false };
-    let longest = || around().filter(|route| route.prefix.len() == len);
+    let around = || routes.iter().filter(|route| route.prefix.contains(&source));
+    let Some(len) = around().map(|route| route.prefix.prefix_len()).max() else { return false };
+    let longest = || around().filter(|route| route.prefix.prefix_len() == len);
     let metric = longest().map(|route| route.metric).min();
     longest().filter(|route| Some(route.metric) == metric).all(|route| match route.way {
         Way::By { ifindex, .. } => ifindex == by,
@@ -396,11 +401,15 @@ fn is_routed(routes: &[Route], by: IfIndex, source: IpAddr) -> bool {
 /// Only a few bits differ, so that prefixes meet and nest.
 fn routes() -> impl Strategy<Value = Vec<Route>> {
     let prefix = prop_oneof![
-        (0..8u8, 28..=32u8).prop_map(|(low, len)| Prefix::around([10, 0, 0, low].into(), len)),
-        (0..8u16, 124..=128u8)
-            .prop_map(|(low, len)| Prefix::around([0xfd00, 0, 0, 0, 0, 0, 0, low].into(), len)),
-        Just(Prefix::around([0, 0, 0, 0].into(), 0)),
-        Just(Prefix::around([0u16; 8].into(), 0)),
+        (0..8u8, 28..=32u8)
+            .prop_map(|(low, len)| IpNet::new_assert([10, 0, 0, low].into(), len).trunc()),
+        (0..8u16, 124..=128u8).prop_map(|(low, len)| IpNet::new_assert(
+            [0xfd00, 0, 0, 0, 0, 0, 0, low].into(),
+            len
+        )
+        .trunc()),
+        Just("0.0.0.0/0".parse().unwrap()),
+        Just("::/0".parse().unwrap()),
     ];
     let way = prop_oneof![
         1 => Just(Way::Unclear),
@@ -458,7 +467,7 @@ proptest! {
             prop_assert_eq!(&listed.collect::<BTreeMap<_, _>>(), &held);
             for interface in story.view.served() {
                 let is_edge = |source: IpAddr| {
-                    let prefix = Prefix::around(source, 32);
+                    let prefix = IpNet::from(source);
                     source.is_ipv4() && held.get(&(interface.ifindex, prefix)) == Some(&Via::Elsewhere)
                 };
                 for &source in sources.iter().filter(|&&source| !is_edge(source)) {

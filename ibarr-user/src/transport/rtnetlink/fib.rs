@@ -5,9 +5,10 @@
 use std::net::IpAddr;
 
 use ibarr_common::IfIndex;
-use ibarr_proto::ip2gid::{Family, Prefix};
+use ibarr_proto::ip2gid::Family;
 use ibarr_proto::local_view::routing::{Route, Way};
 use ibarr_proto::local_view::rules::{Action, Rule, Selects, Traffic};
+use ipnet::IpNet;
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{RtAddrFamily, Rtm};
 use neli::rtnl::RtmsgBuilder;
@@ -109,10 +110,7 @@ fn route(payload: &[u8]) -> Result<Option<Route>, Malformed> {
         (None, Family::V4) => IpAddr::from([0; 4]),
         (None, Family::V6) => IpAddr::from([0; 16]),
     };
-    let bits = if destination.is_ipv4() { 32 } else { 128 };
-    if message.dst_len > bits {
-        return Err(Malformed::PrefixLen);
-    }
+    let prefix = IpNet::new(destination, message.dst_len).map_err(|_| Malformed::PrefixLen)?;
     let metric = message.number(libc::RTA_PRIORITY)?.unwrap_or_default();
     let way = match message.kind {
         libc::RTN_UNICAST => way(&message)?,
@@ -121,7 +119,7 @@ fn route(payload: &[u8]) -> Result<Option<Route>, Malformed> {
         }
         _ => Way::Unclear,
     };
-    Ok(Some(Route { prefix: Prefix::around(destination, message.dst_len), metric, way }))
+    Ok(Some(Route { prefix, metric, way }))
 }
 
 fn way(message: &Message) -> Result<Way, Malformed> {
