@@ -59,12 +59,6 @@ enum Command {
         /// Directory with prometheus/ibarr.rules.yml and grafana/ibarr.json
         #[arg(long, value_name = "DIR")]
         contrib: PathBuf,
-        /// Write what the dashboard shows to this file, as a picture (SVG)
-        #[arg(long, value_name = "FILE")]
-        plot: Option<PathBuf>,
-        /// Write what `ibarr top` shows in the storm to this file, as a picture (SVG)
-        #[arg(long, value_name = "FILE")]
-        top: Option<PathBuf>,
         /// Name of the lab
         #[arg(long, default_value = "monitor")]
         name: LabName,
@@ -242,12 +236,10 @@ fn run(Cli { place, command }: Cli) -> Result<ExitCode> {
             demo::run(&store, &name, &ibarr.find()?, once, &interrupt, &mut io::stdout())?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Monitor { contrib, plot, top, name, ibarr } => {
+        Command::Monitor { contrib, name, ibarr } => {
             enter_userns(place.userns)?;
             let (ibarr, interrupt) = (ibarr.find()?, Interrupt::watch()?);
-            let files =
-                monitor::Files { contrib: &contrib, plot: plot.as_deref(), top: top.as_deref() };
-            monitor::run(&store, &name, &ibarr, files, &interrupt, &mut io::stdout())?;
+            monitor::run(&store, &name, &ibarr, &contrib, &interrupt, &mut io::stdout())?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Crowd { socket, connections, text, again } => {

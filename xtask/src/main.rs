@@ -39,7 +39,8 @@ enum Command {
     Test(test::Args),
     Lab(testbed::LabArgs),
     Bench(testbed::BenchArgs),
-    Monitor(testbed::MonitorArgs),
+    /// Make Prometheus scrape a lab of four nodes through a storm, and check alerts and dashboard
+    Monitor,
     Sim(sim::Args),
     Ebpf(ebpf::Args),
     Fuzz(fuzz::Args),
@@ -59,7 +60,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&workspace, &args),
         Command::Lab(args) => testbed::lab(&workspace, &args),
         Command::Bench(args) => testbed::bench(&workspace, &args),
-        Command::Monitor(args) => testbed::monitor(&workspace, &args),
+        Command::Monitor => testbed::monitor(&workspace),
         Command::Sim(args) => sim::run(&workspace, &args),
         Command::Ebpf(args) => ebpf::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),

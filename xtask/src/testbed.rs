@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -49,17 +49,6 @@ pub(crate) struct BenchArgs {
     /// Passed to `ibarr-testbed bench`; `--help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
-}
-
-/// Make Prometheus scrape a lab of four nodes through a storm, and check alerts and dashboard
-#[derive(clap::Args)]
-pub(crate) struct MonitorArgs {
-    /// Write what the dashboard shows to this file, as a picture (SVG)
-    #[arg(long, value_name = "FILE")]
-    plot: Option<PathBuf>,
-    /// Write what `ibarr top` shows in the storm to this file, as a picture (SVG)
-    #[arg(long, value_name = "FILE")]
-    top: Option<PathBuf>,
 }
 
 /// The packages of the binaries. They are always built together, so that shared dependencies have the same
@@ -109,16 +98,11 @@ pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
     start(workspace, &built, Privilege::find(false)?, &arguments)
 }
 
-pub(crate) fn monitor(workspace: &Workspace, args: &MonitorArgs) -> Result<()> {
+pub(crate) fn monitor(workspace: &Workspace) -> Result<()> {
     let built = build(workspace, Profile::Dev)?;
-    let mut needed = MONITOR.to_vec();
-    needed.extend(args.top.iter().map(|_| &tools::TMUX));
-    let toolbox = tools::ensure(workspace, &needed)?;
-    let mut arguments = monitor_arguments(workspace);
-    arguments.extend(args.plot.iter().flat_map(|plot| ["--plot".into(), plot.into()]));
-    arguments.extend(args.top.iter().flat_map(|top| ["--top".into(), top.into()]));
+    let toolbox = tools::ensure(workspace, MONITOR)?;
     let program = artifacts::binary(&built, "ibarr-testbed")?;
-    replace(Privilege::find(false)?, program, &arguments, &toolbox)
+    replace(Privilege::find(false)?, program, &monitor_arguments(workspace), &toolbox)
 }
 
 /// The tools of `ibarr-testbed monitor`.

@@ -5,7 +5,7 @@
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::prometheus::{Series, WINDOW};
+use super::prometheus::WINDOW;
 
 /// A dashboard, as far as it is used here.
 #[derive(Debug, Deserialize)]
@@ -16,15 +16,12 @@ pub(super) struct Dashboard {
 #[derive(Debug, Deserialize)]
 pub(super) struct Panel {
     pub(super) title: String,
-    targets: Vec<Target>,
+    pub(super) targets: Vec<Target>,
 }
 
-/// An expression, and the name of its series.
 #[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub(super) struct Target {
     expr: String,
-    legend_format: String,
 }
 
 impl Dashboard {
@@ -35,26 +32,9 @@ impl Dashboard {
     }
 }
 
-impl Panel {
-    pub(super) fn targets(&self) -> &[Target] {
-        &self.targets
-    }
-}
-
 impl Target {
     /// The expression as Grafana would send it, for all nodes.
     pub(super) fn expression(&self) -> String {
         self.expr.replace("$__rate_interval", WINDOW).replace("$instance", ".+")
-    }
-
-    /// The name of a series.
-    pub(super) fn name(&self, series: &Series) -> String {
-        let mut name = self.legend_format.clone();
-        while let Some((before, rest)) = name.split_once("{{")
-            && let Some((label, after)) = rest.split_once("}}")
-        {
-            name = format!("{before}{}{after}", series.label(label));
-        }
-        name.trim().to_owned()
     }
 }

@@ -6,9 +6,7 @@
 
 mod dashboard;
 mod nodes;
-mod plot;
 mod prometheus;
-mod screen;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -22,22 +20,10 @@ use nix::unistd::Pid;
 
 use self::dashboard::Dashboard;
 use self::nodes::Loaded;
-use self::plot::{Plot, Times};
 use self::prometheus::Prometheus;
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, LabName, Plan, Store, TemporaryLab};
 use crate::start::program;
-
-/// What is read and written.
-#[derive(Clone, Copy, Debug)]
-pub struct Files<'a> {
-    /// The directory with `prometheus/ibarr.rules.yml` and `grafana/ibarr.json`.
-    pub contrib: &'a Path,
-    /// The picture of the dashboard.
-    pub plot: Option<&'a Path>,
-    /// The picture of `ibarr top` in a terminal, in the storm.
-    pub top: Option<&'a Path>,
-}
 
 /// Runs the scenario in a lab of its own, which is removed in any case, and says on `out` what happens.
 ///
@@ -48,13 +34,13 @@ pub fn run(
     store: &Store,
     name: &LabName,
     ibarr: &Path,
-    files: Files<'_>,
+    contrib: &Path,
     interrupt: &Interrupt,
     out: &mut impl Write,
 ) -> Result<()> {
-    let rules_file = files.contrib.join("prometheus/ibarr.rules.yml");
+    let rules_file = contrib.join("prometheus/ibarr.rules.yml");
     let rules = read(&rules_file)?;
-    let dashboard = Dashboard::parse(&read(&files.contrib.join("grafana/ibarr.json"))?)?;
+    let dashboard = Dashboard::parse(&read(&contrib.join("grafana/ibarr.json"))?)?;
     test_rules(&rules_file, out)?;
 
     let lab = Lab::up(store, Plan::new(name.clone(), 4, true)?, ibarr, interrupt)?;
@@ -73,13 +59,12 @@ pub fn run(
         nodes: &nodes,
         prometheus: &prometheus,
         alerts: prometheus::alerts(&rules).into_iter().collect(),
-        ibarr,
-        picture: files.top,
         interrupt,
         out,
     };
-    let times = scenario.storm()?;
-    scenario.look(&dashboard, &times, files.plot)?;
+    let start = unix_time();
+    scenario.storm()?;
+    scenario.look(&dashboard, start, unix_time())?;
     drop(prometheus);
     for node in nodes {
         node.end()?;
@@ -119,9 +104,6 @@ struct Scenario<'a, W> {
     prometheus: &'a Prometheus,
     /// The names of all alerts.
     alerts: BTreeSet<String>,
-    ibarr: &'a Path,
-    /// Where the picture of `ibarr top` goes.
-    picture: Option<&'a Path>,
     interrupt: &'a Interrupt,
     out: &'a mut W,
 }
@@ -136,10 +118,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 impl<W: Write> Scenario<'_, W> {
     /// Calm, storm and calm.
-    fn storm(&mut self) -> Result<Times> {
+    fn storm(&mut self) -> Result<()> {
         let [n1, n2, n3, n4] = self.nodes else { bail!("the scenario has four nodes") };
         writeln!(self.out, "\nFour nodes ask each other, and nothing is wrong.")?;
-        let start = unix_time();
         self.interrupt.sleep(CALM)?;
         let early = self.firing()?;
         ensure!(early.is_empty(), "alerts fire although nothing is wrong: {early:?}");
@@ -150,7 +131,6 @@ impl<W: Write> Scenario<'_, W> {
              any more and answers no peer, and the daemon of {} is stopped.",
             n1.node.name, n2.node.name, n3.node.name, n4.node.name
         )?;
-        let from = unix_time();
         n1.administrator.sa().behaviour_mut().silent = true;
         self.configure(n2, "interfaces = 7\n", false)?;
         let without_gids = n3.config.split_once("[client]").map_or("", |(_, rest)| rest);
@@ -163,32 +143,19 @@ impl<W: Write> Scenario<'_, W> {
             missing.retain(|alert| !firing.contains(alert));
             missing.is_empty()
         });
-        let pictured = fired.as_ref().map_or(Ok(()), |()| self.picture(n1));
         // Also after an error, because a stopped process does not end at SIGTERM.
         kill(stopped, Signal::SIGCONT)?;
-        fired.and(pictured)?;
+        fired?;
         let top = self.lab.ibarr(&n1.node, &["top", "--once"])?;
         writeln!(self.out, "\n{}:\n{}", n1.node.name, String::from_utf8_lossy(&top.stdout))?;
 
         writeln!(self.out, "The storm is over.")?;
-        let to = unix_time();
         n1.administrator.sa().behaviour_mut().silent = false;
         for node in [n2, n3] {
             self.configure(node, &node.config, true)?;
         }
         self.wait("clears", |_, firing| firing.is_empty())?;
-        self.interrupt.sleep(CALM)?;
-        Ok(Times { start, end: unix_time(), storm: (from, to) })
-    }
-
-    /// Takes the picture of `ibarr top`.
-    fn picture(&mut self, of: &Loaded) -> Result<()> {
-        let Some(path) = self.picture else { return Ok(()) };
-        let run_dir = self.lab.files(&of.node).run_dir();
-        let shown = screen::top(self.ibarr, &run_dir, self.interrupt)?;
-        write(path, &screen::svg(&shown))?;
-        writeln!(self.out, "{}: `ibarr top` is in {}", of.node.name, path.display())?;
-        Ok(())
+        self.interrupt.sleep(CALM)
     }
 
     /// Waits until the alerts are as wanted. `is_done` is given the alerts that it has left, and those that fire.
@@ -235,32 +202,17 @@ impl<W: Write> Scenario<'_, W> {
     }
 
     /// Asks for all that the dashboard shows.
-    fn look(&mut self, dashboard: &Dashboard, times: &Times, plot: Option<&Path>) -> Result<()> {
-        let (mut plots, mut empty, mut asked) = (Vec::new(), Vec::new(), 0);
+    fn look(&mut self, dashboard: &Dashboard, start: f64, end: f64) -> Result<()> {
+        let (mut empty, mut asked) = (Vec::new(), 0);
         for panel in &dashboard.panels {
-            let mut lines = Vec::new();
-            for target in panel.targets() {
+            for target in &panel.targets {
                 let expression = target.expression();
-                let series = self.prometheus.range(&expression, times.start, times.end)?;
+                let series = self.prometheus.range(&expression, start, end)?;
                 asked += 1;
-                let before = lines.len();
-                for series in &series {
-                    let points: Vec<_> = series.points().collect();
-                    lines.extend((!points.is_empty()).then(|| (target.name(series), points)));
-                }
-                if lines.len() == before {
+                if series.iter().all(|series| series.points().next().is_none()) {
                     empty.push(format!("{}: {expression}", panel.title));
                 }
             }
-            let most = |points: &[(f64, f64)]| {
-                points.iter().map(|(_, value)| *value).fold(f64::NEG_INFINITY, f64::max)
-            };
-            lines.sort_by(|(_, one), (_, other)| most(other).total_cmp(&most(one)));
-            plots.push(Plot { title: panel.title.clone(), lines });
-        }
-        if let Some(path) = plot {
-            write(path, &plot::svg(&plots, times))?;
-            writeln!(self.out, "the picture is in {}", path.display())?;
         }
         ensure!(empty.is_empty(), "the dashboard has no data for {}", empty.join("; "));
         let alerts = self.alerts.len();
@@ -278,8 +230,4 @@ fn unix_time() -> f64 {
 
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
