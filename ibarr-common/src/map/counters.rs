@@ -43,6 +43,13 @@ macro_rules! reasons {
                     $(Self::$variant => stringify!($field),)+
                 }
             }
+
+            /// What it counts, for people: its doc lines.
+            pub const fn describe(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!($($doc),+).trim_ascii_start(),)+
+                }
+            }
         }
 
         /// Packets by result, of one program on one CPU.
@@ -66,37 +73,37 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Answered (tc, XDP), or passed to the daemon (guard).
+    /// Queries answered (tc, xdp), or passed to the daemon (guard).
     answered Answered;
-    /// The daemon's lease has ended.
+    /// Queries passed on because the daemon's lease had ended.
     lease_over LeaseOver;
-    /// Answering is switched off on this interface.
+    /// Queries passed on because answering is off on their interface.
     interface_off InterfaceOff;
-    /// Not addressed to this host at the link layer.
+    /// Queries that were not addressed to this host at the link layer.
     other_host OtherHost;
-    /// Has a VLAN tag.
+    /// Queries with a VLAN tag.
     vlan Vlan;
-    /// The IP header has options, belongs to a fragment, or is malformed.
+    /// Queries whose IP header has options, is of a fragment, or is malformed.
     ip_header IpHeader;
-    /// The UDP header does not fit the datagram.
+    /// Queries whose UDP header does not fit the datagram.
     udp_header UdpHeader;
-    /// The UDP checksum is wrong, missing over IPv6, or not yet filled in.
+    /// Queries whose UDP checksum is wrong, missing over IPv6, or not yet filled in.
     checksum Checksum;
-    /// Not a legal query.
+    /// Datagrams to the port that are no legal query.
     malformed Malformed;
-    /// Asks for another address than its destination.
+    /// Queries for another address than their destination.
     destination Destination;
-    /// The source cannot ask: not unicast, loopback, one of this node's addresses, or port 0.
+    /// Queries whose source cannot ask: not unicast, loopback, one of this node's addresses, or port 0.
     source Source;
-    /// The source is not in `allow`.
+    /// Queries whose source is not in `allow`.
     not_allowed NotAllowed;
-    /// The address is not in the GID cache.
+    /// Queries for an address that is not in the GID cache.
     unknown Unknown;
-    /// The entry was being replaced while the program read it.
+    /// Queries that found their entry while it was being replaced.
     replaced Replaced;
-    /// The route back leaves by another interface, or is unknown.
+    /// Queries whose route back leaves by another interface, or is not known to the program.
     no_route NoRoute;
-    /// The kernel had no room for the reply.
+    /// Queries for whose reply the kernel had no room.
     no_room NoRoom;
 }
 

@@ -18,6 +18,7 @@ use ibarr_proto::{local_service, paths, sa, shares};
 use tracing::{debug, info};
 
 use super::Engine;
+use super::descriptions::Other;
 use crate::bpf::{self, Hook, Longevity};
 use crate::control::messages::{
     ControlStatus, Elapsed, FailedReload, InterfaceStatus, LeftToKernel, ListenerStatus,
@@ -177,9 +178,9 @@ impl Engine {
         let programs = self.responder.counts().into_iter();
         counts.extend(programs.map(|(name, count)| (format!("bpf.{name}"), count)));
         counts.extend(self.control.counters.iter().map(|(name, count)| (name.to_string(), count)));
-        counts.insert("log.dropped".to_owned(), self.log.dropped());
-        counts.insert("transport.query-dropped".to_owned(), self.queries_dropped());
-        counts.insert("transport.reply-not-received".to_owned(), self.queries.dropped());
+        counts.insert(Other::LogDropped.to_string(), self.log.dropped());
+        counts.insert(Other::QueryDropped.to_string(), self.queries_dropped());
+        counts.insert(Other::ReplyNotReceived.to_string(), self.queries.dropped());
         counts
     }
 
