@@ -76,7 +76,7 @@ impl Node {
         let counters = Arc::<Counters>::default();
         let started = {
             let _within = runtime.enter();
-            Watch::start_with(config, &counters).unwrap()
+            Watch::start(config, &counters).unwrap()
         };
         let (watch, inputs) = started;
         let told = BTreeMap::new();
@@ -180,7 +180,7 @@ impl Node {
     fn start_another(runtime: &Runtime, config: &local_view::Config) -> LocalView {
         let mut view = LocalView::new(config.clone());
         runtime.block_on(async {
-            let (watch, mut inputs) = Watch::start(&Arc::default()).unwrap();
+            let (watch, mut inputs) = Watch::start(Config::default(), &Arc::default()).unwrap();
             for subject in [Subject::Node, Subject::Routes] {
                 watch.ask(Request::Dump(subject));
             }

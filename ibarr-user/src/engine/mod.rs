@@ -163,7 +163,7 @@ impl Engine {
         } = setup;
         let counters = Arc::clone(&control.counters);
         let mut inputs = Inputs::default();
-        let (watch, view) = rtnetlink::Watch::start(&counters)?;
+        let (watch, view) = rtnetlink::Watch::start(rtnetlink::Config::default(), &counters)?;
         inputs.hear(view, Input::View);
         let (routes, answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
         inputs.hear(answers, Input::Route);

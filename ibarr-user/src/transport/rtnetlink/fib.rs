@@ -10,7 +10,7 @@ use ibarr_proto::local_view::routing::{Route, Way};
 use ibarr_proto::local_view::rules::{Action, Rule, Selects, Traffic};
 use ipnet::IpNet;
 use neli::consts::nl::NlmF;
-use neli::consts::rtnl::{RtAddrFamily, Rtm};
+use neli::consts::rtnl::{RtAddrFamily, RtScope, RtTable, Rtm, Rtn, Rtprot};
 use neli::rtnl::RtmsgBuilder;
 use neli::types::{Buffer, RtBuffer};
 
@@ -49,20 +49,20 @@ pub(super) fn is_change(frame: &Frame<'_>) -> Result<bool, Malformed> {
 
 /// A message that begins with `struct rtmsg` or `struct fib_rule_hdr` of include/uapi/linux, which
 /// have the same layout.
-struct Message {
-    family: Family,
+pub(super) struct Message {
+    pub(super) family: Family,
     dst_len: u8,
     src_len: u8,
     tos: u8,
     table: u8,
-    kind: u8,
+    pub(super) kind: u8,
     flags: u32,
-    attributes: RtBuffer<u16, Buffer>,
+    pub(super) attributes: RtBuffer<u16, Buffer>,
 }
 
 impl Message {
     /// `None` for families without queries, such as those of multicast routing.
-    fn parse(payload: &[u8]) -> Result<Option<Self>, Malformed> {
+    pub(super) fn parse(payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let (header, attributes) =
             payload.split_first_chunk::<12>().ok_or(Malformed::Attributes)?;
         let [family, dst_len, src_len, tos, table, _, _, kind, f0, f1, f2, f3] = *header;
@@ -76,7 +76,7 @@ impl Message {
         Ok(Some(Self { family, dst_len, src_len, tos, table, kind, flags, attributes }))
     }
 
-    fn attribute(&self, kind: u16) -> Option<&[u8]> {
+    pub(super) fn attribute(&self, kind: u16) -> Option<&[u8]> {
         attribute(&self.attributes, kind)
     }
 
@@ -89,7 +89,18 @@ impl Message {
         Ok(self.number(kind)?.unwrap_or(self.table.into()))
     }
 
-    fn ip(&self, octets: &[u8]) -> Result<IpAddr, Malformed> {
+    /// The gateway among the attributes of the route, or of one of its next hops.
+    pub(super) fn gateway(
+        &self,
+        attributes: &RtBuffer<u16, Buffer>,
+    ) -> Result<Option<IpAddr>, Malformed> {
+        if let Some(octets) = attribute(attributes, libc::RTA_GATEWAY) {
+            return self.ip(octets).map(Some);
+        }
+        attribute(attributes, libc::RTA_VIA).map(message::via).transpose()
+    }
+
+    pub(super) fn ip(&self, octets: &[u8]) -> Result<IpAddr, Malformed> {
         let family = match self.family {
             Family::V4 => RtAddrFamily::Inet,
             Family::V6 => RtAddrFamily::Inet6,
@@ -132,17 +143,7 @@ fn way(message: &Message) -> Result<Way, Malformed> {
     }
     // A route through a nexthop object names no interface if net.ipv4.nexthop_compat_mode is 0.
     let Some(oif) = message.attribute(libc::RTA_OIF) else { return Ok(Way::Unclear) };
-    Ok(Way::By { ifindex: message::ifindex(oif)?, gateway: gateway(message, &message.attributes)? })
-}
-
-fn gateway(
-    message: &Message,
-    attributes: &RtBuffer<u16, Buffer>,
-) -> Result<Option<IpAddr>, Malformed> {
-    if let Some(octets) = attribute(attributes, libc::RTA_GATEWAY) {
-        return message.ip(octets).map(Some);
-    }
-    attribute(attributes, libc::RTA_VIA).map(message::via).transpose()
+    Ok(Way::By { ifindex: message::ifindex(oif)?, gateway: message.gateway(&message.attributes)? })
 }
 
 /// Parses next hops (`struct rtnexthop`, each with attributes), and ignores dead ones.
@@ -155,7 +156,7 @@ fn several(message: &Message, mut hops: &[u8]) -> Result<Way, Malformed> {
         let attributes = nested::<u16>(hops.get(8..len).ok_or(Malformed::Attributes)?)?;
         hops = hops.get(len.next_multiple_of(4)..).unwrap_or_default();
         let ifindex = message::ifindex(&[i0, i1, i2, i3])?;
-        let gateway = gateway(message, &attributes)?;
+        let gateway = message.gateway(&attributes)?;
         if attribute(&attributes, libc::RTA_ENCAP_TYPE).is_some() {
             return Ok(Way::Unclear);
         }
@@ -253,18 +254,21 @@ pub(super) fn dump_routes(family: RtAddrFamily, seq: u32) -> Vec<u8> {
 }
 
 fn dump(kind: Rtm, family: RtAddrFamily, table: u8, seq: u32) -> Vec<u8> {
-    let message = RtmsgBuilder::default()
+    let message = message(family).rtm_table(table.into()).build().expect(ALL_SET);
+    message::request(kind, NlmF::DUMP, seq, message)
+}
+
+/// The message of a request, without its attributes.
+pub(super) fn message(family: RtAddrFamily) -> RtmsgBuilder {
+    RtmsgBuilder::default()
         .rtm_family(family)
         .rtm_dst_len(0)
         .rtm_src_len(0)
         .rtm_tos(0)
-        .rtm_table(table.into())
-        .rtm_protocol(0.into())
-        .rtm_scope(0.into())
-        .rtm_type(0.into())
-        .build()
-        .expect(ALL_SET);
-    message::request(kind, NlmF::DUMP, seq, message)
+        .rtm_table(RtTable::Unspec)
+        .rtm_protocol(Rtprot::Unspec)
+        .rtm_scope(RtScope::Universe)
+        .rtm_type(Rtn::Unspec)
 }
 
 // Of include/uapi/linux/rtnetlink.h.

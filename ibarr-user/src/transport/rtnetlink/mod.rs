@@ -76,15 +76,7 @@ impl Watch {
     ///
     /// # Errors
     /// If the kernel refuses a socket.
-    pub fn start(counters: &Arc<Counters>) -> io::Result<(Self, mpsc::Receiver<Input>)> {
-        Self::start_with(Config::default(), counters)
-    }
-
-    /// Like [`start`](Self::start), with other options.
-    ///
-    /// # Errors
-    /// See [`start`](Self::start).
-    pub fn start_with(
+    pub fn start(
         config: Config,
         counters: &Arc<Counters>,
     ) -> io::Result<(Self, mpsc::Receiver<Input>)> {
@@ -181,18 +173,20 @@ impl Listener {
             session.handle_request();
         }
         loop {
-            if let Some(request) = session.poll_transmit(&mut said) {
-                // The view must know of the dump before the kernel begins it.
-                if !self.pass_on(&mut said).await {
-                    return Ok(End::Unwanted);
-                }
-                if let Err(error) = socket.send(&request) {
-                    tracing::debug!(%error, "rtnetlink: dump not asked for");
-                    session.handle_unsent(&mut said);
-                    if !self.pass_on(&mut said).await {
-                        return Ok(End::Unwanted);
-                    }
-                }
+            let request = session.poll_transmit(&mut said);
+            // The view must know of the dump before the kernel begins it.
+            if !self.pass_on(&mut said).await {
+                return Ok(End::Unwanted);
+            }
+            if session.is_too_much() {
+                return Ok(End::Enough);
+            }
+            if let Some(request) = request
+                && let Err(error) = socket.send(&request)
+            {
+                tracing::debug!(%error, "rtnetlink: dump not asked for");
+                session.handle_unsent(&mut said);
+                continue;
             }
             tokio::select! {
                 readable = socket.readable() => {
@@ -216,12 +210,6 @@ impl Listener {
                     }
                 }
                 () = self.inputs.closed() => return Ok(End::Unwanted),
-            }
-            if !self.pass_on(&mut said).await {
-                return Ok(End::Unwanted);
-            }
-            if session.is_too_much() {
-                return Ok(End::Enough);
             }
         }
     }

@@ -80,26 +80,22 @@ fn state(nud: u16) -> State {
 
 /// Request for the neighbours over IPv4 and IPv6.
 pub(super) fn dump_neighbours(seq: u32) -> Vec<u8> {
-    let message = NdmsgBuilder::default()
-        .ndm_family(RtAddrFamily::Unspecified)
-        .ndm_index(0)
-        .ndm_state(Nud::empty())
-        .ndm_type(Rtn::Unspec)
-        .build()
-        .expect(ALL_SET);
+    let message = message(RtAddrFamily::Unspecified).build().expect(ALL_SET);
     message::request(Rtm::Getneigh, NlmF::DUMP, seq, message)
 }
 
 /// Request for one neighbour. The kernel refuses a state in it (`neigh_valid_get_req`).
 pub(super) fn get_neighbour(seq: u32, Route { ifindex, next_hop }: Route) -> Vec<u8> {
     let (family, octets) = message::octets(next_hop);
-    let message = NdmsgBuilder::default()
-        .ndm_family(family)
+    let message = message(family)
         .ndm_index(ifindex.get().cast_signed())
-        .ndm_state(Nud::empty())
-        .ndm_type(Rtn::Unspec)
         .rtattrs([rtattr(Nda::Dst, &octets)].into_iter().collect())
         .build()
         .expect(ALL_SET);
     message::request(Rtm::Getneigh, NlmF::empty(), seq, message)
+}
+
+fn message(family: RtAddrFamily) -> NdmsgBuilder {
+    let message = NdmsgBuilder::default().ndm_family(family).ndm_index(0);
+    message.ndm_state(Nud::empty()).ndm_type(Rtn::Unspec)
 }

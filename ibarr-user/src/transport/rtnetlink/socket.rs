@@ -44,18 +44,12 @@ impl Socket {
 
     /// Joins the multicast groups with these `RTMGRP_*` bits.
     pub(super) fn open(groups: u32, receive_buffer: usize) -> io::Result<Self> {
-        let fd = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
-            SockProtocol::NetlinkRoute,
-        )?;
+        let fd = bound(groups)?;
         // Above net.core.rmem_max this needs CAP_NET_ADMIN. A smaller buffer is enough to start
         // with, and lost messages bring a dump.
         if setsockopt(&fd, sockopt::RcvBufForce, &receive_buffer).is_err() {
             setsockopt(&fd, sockopt::RcvBuf, &receive_buffer)?;
         }
-        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
         let portid = getsockname::<NetlinkAddr>(fd.as_raw_fd())?.pid();
         let buffer = vec![0; Self::BUFFER].into();
         Ok(Self { fd: fd::watch(fd, Interest::READABLE)?, portid, buffer })
@@ -106,4 +100,13 @@ impl Socket {
         send(self.fd.as_raw_fd(), request, MsgFlags::empty())?;
         Ok(())
     }
+}
+
+/// A non-blocking socket that has joined the multicast groups with these `RTMGRP_*` bits.
+pub(super) fn bound(groups: u32) -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::Netlink, SockType::Raw);
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = socket(family, kind, flags, SockProtocol::NetlinkRoute)?;
+    bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
+    Ok(fd)
 }
