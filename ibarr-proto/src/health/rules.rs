@@ -299,7 +299,7 @@ fn peers(found: &mut Found, facts: &Facts) {
         }
     }
     for diverted in &facts.diverted {
-        let Diverted { datagrams, port, family, rule, instead } = diverted;
+        let Diverted { datagrams, port, family, rule, instead, .. } = diverted;
         let (what, selector) = match datagrams {
             Datagrams::Queries => ("queries", "dport"),
             Datagrams::Replies => ("replies", "sport"),

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ip2gid::Family;
-use crate::local_view::rules::{Datagrams, Diverted};
+use crate::local_view::rules::{Datagrams, Diverted, Traffic};
 use crate::responder::Hook;
 
 const START: Instant = Instant::from_nanos(1_000_000_000_000);
@@ -166,8 +166,9 @@ fn faults() -> Vec<(Facts, &'static str)> {
 }
 
 fn diverted(instead: Option<u32>) -> Diverted {
-    let (datagrams, family) = (Datagrams::Replies, Family::V6);
-    Diverted { datagrams, port: NonZeroU16::new(4791).unwrap(), family, rule: 100, instead }
+    let (datagrams, traffic, family) = (Datagrams::Replies, Traffic::ALL, Family::V6);
+    let port = NonZeroU16::new(4791).unwrap();
+    Diverted { datagrams, port, traffic, family, rule: 100, instead }
 }
 
 #[test]

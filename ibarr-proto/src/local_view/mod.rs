@@ -296,7 +296,7 @@ impl LocalView {
         self.routes_back.iter()
     }
 
-    /// How policy rules divert datagrams of a daemon with the id of `user` and this UDP port.
+    /// How policy rules may divert datagrams of a daemon with the id of `user` and this UDP port.
     pub fn diverted(&self, user: u32, port: NonZeroU16) -> Vec<Diverted> {
         self.routing.diverted(user, port)
     }

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Policy rules, and whether they send our datagrams by another way than the kernel's connections.
+//! Policy rules, and whether they may send our datagrams by another way than the kernel's connections.
 //!
 //! The kernel's look-up for a connection has user 0, and neither protocol nor ports (`addr_resolve` of
 //! drivers/infiniband/core/addr.c); queries and replies have all of them. A rule that selects by these
 //! may match one and not the other. What else a rule selects by is the same for both, so what counts
-//! are the tables that are looked up for each, and in which order.
+//! is which rules decide about each. Whether the routes differ, the driver asks the kernel.
 
 use std::num::NonZeroU16;
-use std::ptr;
 
 use crate::ip2gid::Family;
 
@@ -74,13 +73,15 @@ pub enum Datagrams {
     Replies,
 }
 
-/// Datagrams that policy rules send by another way than the kernel's connections.
+/// Datagrams that policy rules may send by another way than the kernel's connections.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Diverted {
     /// The datagrams.
     pub datagrams: Datagrams,
     /// Our UDP port.
     pub port: NonZeroU16,
+    /// What rules know of the datagrams.
+    pub traffic: Traffic,
     /// The version of IP.
     pub family: Family,
     /// The priority of the rule that makes the difference.
@@ -123,7 +124,7 @@ impl Traffic {
     /// All packets.
     pub const ALL: Self = Self([(0, u32::MAX); 4]);
     /// The look-ups for the kernel's connections.
-    const CONNECTIONS: Self = Self([(0, 0); 4]);
+    pub const CONNECTIONS: Self = Self([(0, 0); 4]);
     /// The ports that sockets get (`net.ipv4.ip_local_port_range`). A rule for one of them meets few
     /// datagrams.
     const OF_SOCKETS: (u32, u32) = (32_768, 60_999);
@@ -146,34 +147,31 @@ impl Traffic {
 /// Maximum number of rules kept for a version of IP. With more, none is named.
 pub(super) const MAX_RULES: usize = 1024;
 
-/// How rules of one version of IP, in their order, divert datagrams of `user`.
+/// The rules of one version of IP, given in their order, that may divert datagrams of `user`. Whether they
+/// do depends on the routes: a look-up without a result goes on with the next rule.
 pub(super) fn diverted(rules: &[Rule], user: u32, port: NonZeroU16) -> Vec<Diverted> {
     let diversion = |datagrams| {
         let traffic = Traffic::of(datagrams, user, port);
         let differs = |rule: &Rule| rule.matches(&traffic) != rule.matches(&Traffic::CONNECTIONS);
         let first = rules.iter().find(|rule| differs(rule))?;
         let (ours, theirs) = (steps(rules, &traffic), steps(rules, &Traffic::CONNECTIONS));
-        let is_same = |(ours, theirs): &(&(bool, &Rule), &(bool, &Rule))| {
-            let is_known = ours.0 || ptr::eq(ours.1, theirs.1);
-            is_known && ours.0 == theirs.0 && ours.1.action == theirs.1.action
-        };
-        let at = ours.iter().zip(&theirs).take_while(is_same).count();
+        let at = ours.iter().zip(&theirs).take_while(|(ours, theirs)| ours == theirs).count();
         let (ours, theirs) = (ours.get(at), theirs.get(at));
         // If a jump makes the difference, the steps are of other rules.
         let mut different = [ours, theirs].into_iter().flatten().map(|step| step.1).peekable();
         different.peek()?;
         let rule = different.find(|rule| differs(rule)).unwrap_or(first);
         let instead = theirs.map(|step| step.1.priority).filter(|next| *next > rule.priority);
-        Some(Diverted { datagrams, port, family: rule.family, rule: rule.priority, instead })
+        let (family, rule) = (rule.family, rule.priority);
+        Some(Diverted { datagrams, port, traffic, family, rule, instead })
     };
     let all = [Datagrams::Queries, Datagrams::Replies].into_iter();
     all.filter(|_| rules.len() < MAX_RULES).filter_map(diversion).collect()
 }
 
-/// The rules that may decide about packets, in their order, and whether each matches all of them. One
-/// look-up of several that can only have the same result is left.
+/// The rules that may decide about packets, in their order, and whether each matches all of them.
 fn steps<'a>(rules: &'a [Rule], traffic: &Traffic) -> Vec<(bool, &'a Rule)> {
-    let mut steps: Vec<(bool, &Rule)> = Vec::new();
+    let mut steps = Vec::new();
     let mut rest = rules;
     while let [rule, after @ ..] = rest {
         rest = after;
@@ -189,19 +187,7 @@ fn steps<'a>(rules: &'a [Rule], traffic: &Traffic) -> Vec<(bool, &'a Rule)> {
                 continue;
             }
             Action::Refuse if is_certain => rest = &[],
-            Action::Lookup { table, suppresses } => {
-                let whole = Action::Lookup { table, suppresses: false };
-                if steps.iter().any(|step| step.0 && step.1.action == whole) {
-                    continue;
-                }
-                let is_same = |step: &mut (bool, &Rule)| {
-                    let of_table =
-                        matches!(step.1.action, Action::Lookup { table: of, .. } if of == table);
-                    of_table && is_certain && !suppresses
-                };
-                while steps.pop_if(is_same).is_some() {}
-            }
-            Action::Goto(_) | Action::Refuse => {}
+            Action::Lookup { .. } | Action::Goto(_) | Action::Refuse => {}
         }
         steps.push((is_certain, rule));
     }

@@ -94,6 +94,11 @@ fn interface_is_named_by_each_of_its_names() {
     }
 }
 
+/// How often the daemon has read all rules and routes.
+fn dumps(rig: &Rig) -> u64 {
+    rig.asked("counters --all")["counters"]["local-view.route-dumps-done"].as_u64().unwrap()
+}
+
 /// What `ibarr status` says of a cause, if the health of the node has it.
 fn reason(rig: &Rig, cause: &str) -> Option<Value> {
     let status = rig.asked("status");
@@ -118,13 +123,27 @@ fn rule_that_diverts_datagrams_is_named_until_its_remedy_is_run() {
     }
     rig.start("responder = \"user\"");
     ip(&format!("-netns {NODE} rule add pref 90 ipproto tcp dport 4791 lookup 9"));
-    for (target, _, source) in FAR {
+    for (target, gateway, source) in FAR {
         let six = if target.contains(':') { "-6 " } else { "" };
         ip(&format!("-netns {NODE} {six}rule add pref 90 from {source} dport 53 lookup 9"));
         assert!(resolve(&rig, target).contains(GID));
         assert_eq!(reason(&rig, CAUSE), None);
+        // A rule without a route, with one to others, and with the one that connections take.
+        let other = if target.contains(':') { "2001:db8::/32" } else { "192.0.2.0/24" };
+        let same = format!("{target} via {gateway} dev eth0 table 9");
+        for change in [
+            "rule add pref 100 ipproto udp lookup 9".to_owned(),
+            format!("route add blackhole {other} table 9"),
+            format!("route add {same}"),
+        ] {
+            let before = dumps(&rig);
+            ip(&format!("-netns {NODE} {six}{change}"));
+            rig.eventually(&change, || dumps(&rig) > before);
+            assert!(resolve(&rig, target).contains(GID));
+            assert_eq!(reason(&rig, CAUSE), None);
+        }
+        ip(&format!("-netns {NODE} {six}route del {same}"));
         ip(&format!("-netns {NODE} {six}route add blackhole default table 9"));
-        ip(&format!("-netns {NODE} {six}rule add pref 100 ipproto udp lookup 9"));
         let found = cause(&rig, CAUSE);
         assert!(found.contains("the policy rule with priority 100 sends queries"), "{found}");
         let doctor = ask(&rig, "doctor");

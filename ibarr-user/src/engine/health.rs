@@ -50,8 +50,10 @@ impl Engine {
     }
 
     fn assess_now(&mut self, now: Instant) {
-        let facts = self.facts(now);
-        self.health.assess(now, &facts);
+        let udp_port = self.config.client.settings().udp_port;
+        let by_rules = self.node.view().diverted(geteuid().as_raw(), udp_port);
+        let diverted = self.queries.diverted(by_rules);
+        self.health.assess(now, &Facts { diverted, ..self.facts(now) });
         while let Some(event) = self.health.poll_event() {
             log(&event);
         }
@@ -110,10 +112,6 @@ impl Engine {
             },
             listeners: self.kernel.socket().listeners().into_iter().map(listener).collect(),
             programs: self.programs(),
-            diverted: {
-                let udp_port = self.config.client.settings().udp_port;
-                self.node.view().diverted(geteuid().as_raw(), udp_port)
-            },
             served: self.served(),
             sockets: self.sockets_of_servers(),
             unused_sockets: self.servers.warnings().collect(),

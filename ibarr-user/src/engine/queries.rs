@@ -3,28 +3,51 @@
 //! Routes and sockets for the client's questions to peers.
 
 use ibarr_common::Instant;
-use ibarr_proto::ip2gid::client::{Input, Output, SocketEvent};
+use ibarr_proto::ip2gid::client::{Candidate, Input, Output, SocketEvent};
+use ibarr_proto::local_view::rules::Diverted;
 use ibarr_proto::resolver;
 use ibarr_proto::trace::Step;
 use tracing::debug;
 
 use super::{Engine, log};
 use crate::transport::queries::{Heard, Sockets};
-use crate::transport::rtnetlink::{Answer, RouteAnswer, Routes};
+use crate::transport::rtnetlink::{self, Answer, RouteAnswer, Routes};
 
 pub(super) struct Queries {
     sockets: Sockets,
     routes: Routes,
+    /// Whom datagrams have gone to, for [`Self::diverted`], the newest first.
+    peers: Vec<Candidate>,
 }
+
+/// How many peers are kept after [`Queries::diverted`]. As many are noted until the next time.
+const PEERS: usize = 16;
 
 impl Queries {
     pub(super) fn new(sockets: Sockets, routes: Routes) -> Self {
-        Self { sockets, routes }
+        Self { sockets, routes, peers: Vec::new() }
     }
 
     /// See [`Sockets::dropped`].
     pub(super) fn dropped(&self) -> u64 {
         self.sockets.dropped()
+    }
+
+    /// Notes whom a datagram goes to, if there is room.
+    pub(super) fn note(&mut self, peer: Candidate) {
+        if self.peers.len() < 2 * PEERS && !self.peers.contains(&peer) {
+            self.peers.insert(0, peer);
+        }
+    }
+
+    /// Of what rules may divert, what is diverted on its way to a peer. That peer is kept.
+    pub(super) fn diverted(&mut self, mut by_rules: Vec<Diverted>) -> Vec<Diverted> {
+        by_rules.retain(|by| {
+            let at = self.peers.iter().position(|&peer| rtnetlink::is_diverted(peer, by));
+            at.map(|at| self.peers[..=at].rotate_right(1)).is_some()
+        });
+        self.peers.truncate(PEERS);
+        by_rules
     }
 }
 
@@ -56,6 +79,7 @@ impl Engine {
             }
             Output::Route(candidate) => {
                 self.node.trace().step(now, candidate.question, Step::RouteSought);
+                self.queries.note(candidate);
                 if !self.queries.routes.lookup(candidate) {
                     self.tell_client(now, Input::Route { candidate, route: None });
                 }

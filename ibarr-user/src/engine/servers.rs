@@ -9,7 +9,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use ibarr_common::Instant;
-use ibarr_proto::ip2gid::Family;
+use ibarr_proto::ip2gid::client::Candidate;
+use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_view::InterfaceName;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, yield_now};
@@ -233,6 +234,10 @@ impl Engine {
             self.trace_peer(now, &received, reply.as_ref());
             let transmit = reply?;
             log::peer_is_answered(transmit.to, transmit.payload.as_ref());
+            if let Some(question) = Question::new(transmit.to.ip(), transmit.egress) {
+                let source = Some(transmit.from);
+                self.queries.note(Candidate { source, ..question.into() });
+            }
             Some(transmit)
         };
         let replies = batch.queries.iter().filter_map(reply).collect();

@@ -67,7 +67,7 @@ fn diversions(rules: &str) -> String {
 }
 
 #[test]
-fn rule_for_our_user_protocol_or_port_diverts() {
+fn rule_for_our_user_protocol_or_port_may_divert() {
     let both = "queries 100 32766, replies 100 32766";
     for (rules, expected) in [
         ("100 proto 17 lookup 7", both),
@@ -98,7 +98,7 @@ fn rule_for_our_user_protocol_or_port_diverts() {
 }
 
 #[test]
-fn rule_without_another_outcome_for_our_datagrams_is_not_named() {
+fn rules_that_decide_alike_about_connections_divert_nothing() {
     for rules in [
         "",
         "100 lookup 7",
@@ -115,12 +115,6 @@ fn rule_without_another_outcome_for_our_datagrams_is_not_named() {
         "100 not fwmark proto 17 lookup 7",
         "100 not proto 6 lookup 7",
         "100 proto 17 nop",
-        // The same tables in the same order.
-        "100 proto 17 lookup 254",
-        "100 proto 17 lookup 255",
-        "100 from proto 17 lookup 254 suppress",
-        "100 uids 990 lookup 7, 101 lookup 7",
-        "100 lookup 7, 200 proto 17 lookup 7",
         "100 uids 990 goto 101, 101 lookup 7",
         // What is after it decides nothing.
         "100 blackhole, 200 proto 17 lookup 7",

@@ -268,9 +268,12 @@ impl Soak {
         ip(&format!("{at} link add later type veth peer name end"));
         ip(&format!("{at} address add 10.240.0.1/24 dev later"));
         ip(&format!("{at} link set later up"));
+        // A rule that may divert datagrams has the engine ask for the routes of peers.
+        ip(&format!("{at} rule add pref 100 ipproto udp lookup 9"));
         let interfaces = |this: &Self| this.ask(&["status", "--all"]).to_string();
         self.until(|this| interfaces(this).contains("\"later\""));
         ip(&format!("{at} link delete later"));
+        ip(&format!("{at} rule del pref 100"));
         self.until(|this| !interfaces(this).contains("\"later\""));
     }
 

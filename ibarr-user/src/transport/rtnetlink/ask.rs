@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What commands ask rtnetlink, in the calling thread. Any user may.
+//! What commands ask rtnetlink, in the calling thread; the engine asks for routes. Any user may.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,16 +9,15 @@ use std::os::fd::AsRawFd;
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::client::{Candidate, Route};
 use ibarr_proto::local_view::neighbours::Entry;
+use ibarr_proto::local_view::rules::{Diverted, Traffic};
 use neli::consts::nl::{NlmF, Nlmsg};
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recvfrom, send,
-    socket,
-};
+use nix::sys::socket::{MsgFlags, NetlinkAddr, recvfrom, send};
 
 use super::message::{self, Change, Frame, Malformed};
 use super::neigh::{self, Neigh};
 use super::routes::{self, NoRoute};
+use super::socket::bound;
 
 /// The neighbours that the kernel knows now.
 ///
@@ -50,11 +49,23 @@ pub(crate) fn interface(name: &str) -> io::Result<IfIndex> {
 
 /// The route of a candidate.
 pub(crate) fn route(candidate: Candidate) -> Result<Route, NoRoute> {
-    let answer = ask(&routes::request(0, candidate), |frame| {
-        routes::route(frame, candidate).map(|(route, _)| Some(route))
-    });
-    match answer {
-        Ok(routes) => routes.first().copied().unwrap_or(Err(NoRoute::Malformed)),
+    way(candidate, Traffic::CONNECTIONS).map(|(route, _)| route)
+}
+
+/// Whether the kernel connects by a candidate, but sends datagrams to it by another way.
+pub(crate) fn is_diverted(candidate: Candidate, by: &Diverted) -> bool {
+    let differs = |connections| way(candidate, by.traffic) != Ok(connections);
+    candidate.question.family() == by.family
+        && way(candidate, Traffic::CONNECTIONS).is_ok_and(differs)
+}
+
+/// The route of such packets by a candidate, and their source.
+fn way(candidate: Candidate, packets: Traffic) -> Result<(Route, Option<IpAddr>), NoRoute> {
+    let request = routes::request(0, candidate, packets);
+    let answer = ask(&request, |frame| routes::route(frame, candidate).map(Some));
+    match answer.map(|found| found.first().copied()) {
+        Ok(Some((route, source))) => Ok((route?, source)),
+        Ok(None) => Err(NoRoute::Malformed),
         Err(error) => Err(match error.raw_os_error() {
             Some(errno) => routes::refused(Errno::from_raw(errno), candidate),
             None => NoRoute::Malformed,
@@ -67,9 +78,8 @@ fn ask<T>(
     request: &[u8],
     parse: impl Fn(&Frame<'_>) -> Result<Option<T>, Malformed>,
 ) -> io::Result<Vec<T>> {
-    let (family, kind) = (AddressFamily::Netlink, SockType::Raw);
-    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
-    bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+    // An answer is there when the request is sent, and the next part of a dump when one is read.
+    let fd = bound(0)?;
     send(fd.as_raw_fd(), request, MsgFlags::empty())?;
     // The kernel fills at most 32 KiB at a time (`netlink_recvmsg`).
     let (mut found, mut buffer) = (Vec::new(), vec![0; 64 << 10]);

@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use std::collections::BTreeMap;
-use std::io::{self, Cursor};
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::client::{Candidate, Route};
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_view::neighbours::Entry;
-use neli::FromBytesWithInput;
+use ibarr_proto::local_view::rules::Traffic;
 use neli::consts::nl::{NlmF, Nlmsg};
-use neli::consts::rtnl::{RtAddrFamily, RtScope, RtTable, Rta, Rtm, RtmF, Rtn, Rtprot};
-use neli::rtnl::{Rtmsg, RtmsgBuilder};
+use neli::consts::rtnl::{Rta, Rtm, RtmF};
 use nix::errno::Errno;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::message::{self, ALL_SET, Frame, Malformed, attribute, rtattr};
+use super::fib::{self, Message};
+use super::message::{self, ALL_SET, Frame, Malformed, rtattr};
 use super::neigh::{Neigh, get_neighbour};
 use super::socket::{Received, Socket};
 use crate::transport::{Counter, Counters, ROUTE_ANSWERS, ROUTE_QUESTIONS};
@@ -219,7 +218,7 @@ impl Lookups {
         let (&seq, pending) = self.pending.iter_mut().find(|(_, pending)| !pending.sent)?;
         pending.sent = true;
         let request = match pending.asked {
-            Asked::Route(candidate) => request(seq, candidate),
+            Asked::Route(candidate) => request(seq, candidate, Traffic::CONNECTIONS),
             Asked::Neighbour(_, route) => get_neighbour(seq, route),
         };
         Some((seq, request))
@@ -307,7 +306,9 @@ impl Asked {
     }
 }
 
-pub(super) fn request(seq: u32, Candidate { question, egress, source }: Candidate) -> Vec<u8> {
+/// Request for the route that the first of these packets has by a candidate.
+pub(super) fn request(seq: u32, candidate: Candidate, packets: Traffic) -> Vec<u8> {
+    let Candidate { question, egress, source } = candidate;
     // With this flag the kernel names the table, and none if it only assumes that the address is on
     // the link of the interface. IPv6 assumes nothing, and refuses the flag.
     let (bits, flags) = match question.family() {
@@ -315,25 +316,27 @@ pub(super) fn request(seq: u32, Candidate { question, egress, source }: Candidat
         Family::V6 => (128, RtmF::empty()),
     };
     let (family, target) = message::octets(question.target());
+    let [user, protocol, ports @ ..] = packets.0.map(|(first, _)| first);
+    let protocol = match question.family() {
+        // IPv4 takes UDP if none is named (`inet_rtm_getroute`), and accepts no other than TCP, UDP
+        // and ICMP. Rules select ICMP the least.
+        Family::V4 if protocol == 0 => ICMP,
+        _ => protocol.to_be_bytes()[3],
+    };
+    let [source_port, port] = ports.map(|port| [port.to_be_bytes()[2], port.to_be_bytes()[3]]);
     let attributes = [
         Some(rtattr(Rta::Dst, &target)),
         source.map(|source| rtattr(Rta::Src, &message::octets(source).1)),
         egress.map(|egress| rtattr(Rta::Oif, &egress.get().to_ne_bytes())),
-        Some(rtattr(Rta::Uid, &0u32.to_ne_bytes())),
-        // IPv4 takes UDP if none is named (`inet_rtm_getroute`), and accepts no other than TCP, UDP
-        // and ICMP. Connections have none, and rules select ICMP the least.
-        question.target().is_ipv4().then(|| rtattr(Rta::from(RTA_IP_PROTO), &[ICMP])),
+        Some(rtattr(Rta::Uid, &user.to_ne_bytes())),
+        (protocol != 0).then(|| rtattr(Rta::from(RTA_IP_PROTO), &[protocol])),
+        (source_port != [0; 2]).then(|| rtattr(Rta::from(RTA_SPORT), &source_port)),
+        (port != [0; 2]).then(|| rtattr(Rta::from(RTA_DPORT), &port)),
     ];
-    let message = RtmsgBuilder::default()
-        .rtm_family(family)
+    let message = fib::message(family)
         .rtm_dst_len(bits)
         .rtm_src_len(source.map_or(0, |_| bits))
-        .rtm_tos(0)
         .rtm_flags(flags)
-        .rtm_table(RtTable::Unspec)
-        .rtm_protocol(Rtprot::Unspec)
-        .rtm_scope(RtScope::Universe)
-        .rtm_type(Rtn::Unspec)
         .rtattrs(attributes.into_iter().flatten().collect())
         .build()
         .expect(ALL_SET);
@@ -351,32 +354,23 @@ pub(super) fn route(
     if frame.kind != u16::from(Rtm::Newroute) {
         return Err(Malformed::Header);
     }
-    let message =
-        Rtmsg::from_bytes_with_input(&mut Cursor::new(frame.payload), frame.payload.len())
-            .map_err(|_| Malformed::Attributes)?;
-    let attributes = message.rtattrs();
-    let source = attribute(attributes, Rta::Prefsrc);
-    let source = source.map(|source| message::ip(*message.rtm_family(), source)).transpose()?;
-    let is_assumed = *message.rtm_family() == RtAddrFamily::Inet
-        && attribute(attributes, Rta::Table) == Some(&[0; 4]);
-    match *message.rtm_type() {
-        Rtn::Unicast if !is_assumed => {}
-        Rtn::Local => return Ok((Err(NoRoute::Local), source)),
-        Rtn::Broadcast | Rtn::Anycast | Rtn::Multicast => {
+    let message = Message::parse(frame.payload)?.ok_or(Malformed::Attributes)?;
+    let source = message.attribute(libc::RTA_PREFSRC);
+    let source = source.map(|source| message.ip(source)).transpose()?;
+    let is_assumed =
+        message.family == Family::V4 && message.attribute(libc::RTA_TABLE) == Some(&[0; 4]);
+    match message.kind {
+        libc::RTN_UNICAST if !is_assumed => {}
+        libc::RTN_LOCAL => return Ok((Err(NoRoute::Local), source)),
+        libc::RTN_BROADCAST | libc::RTN_ANYCAST | libc::RTN_MULTICAST => {
             return Ok((Err(NoRoute::NotUnicast), None));
         }
-        Rtn::Blackhole | Rtn::Prohibit => return Ok((Err(NoRoute::Forbidden), None)),
+        libc::RTN_BLACKHOLE | libc::RTN_PROHIBIT => return Ok((Err(NoRoute::Forbidden), None)),
         _ => return Ok((Err(NoRoute::Unreachable), None)),
     }
-    let oif = attribute(attributes, Rta::Oif).ok_or(Malformed::AttributeMissing)?;
-    let ifindex: IfIndex = message::ifindex(oif)?;
-    let next_hop = if let Some(gateway) = attribute(attributes, Rta::Gateway) {
-        message::ip(*message.rtm_family(), gateway)?
-    } else if let Some(via) = attribute(attributes, Rta::Via) {
-        message::via(via)?
-    } else {
-        candidate.question.target()
-    };
+    let oif = message.attribute(libc::RTA_OIF).ok_or(Malformed::AttributeMissing)?;
+    let ifindex = message::ifindex(oif)?;
+    let next_hop = message.gateway(&message.attributes)?.unwrap_or(candidate.question.target());
     Ok((Ok(Route { ifindex, next_hop }), source))
 }
 
@@ -398,6 +392,8 @@ fn open() -> io::Result<Socket> {
 
 /// Of include/uapi/linux/rtnetlink.h.
 const RTA_IP_PROTO: u16 = 27;
+const RTA_SPORT: u16 = 28;
+const RTA_DPORT: u16 = 29;
 const ICMP: u8 = 1;
 
 /// An answer takes less than a KiB with the kernel's overhead.
