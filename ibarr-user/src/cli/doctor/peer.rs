@@ -296,6 +296,9 @@ mod tests {
         }
         let local = Question::new([127, 0, 0, 1].into(), None).unwrap();
         assert_eq!(rtnetlink::route(local.into()), Err(NoRoute::Local));
+        // An address of documentation, like one that has gone.
+        let gone = Candidate { source: Some([192, 0, 2, 1].into()), ..local.into() };
+        assert_eq!(rtnetlink::route(gone), Err(NoRoute::NoSource));
         let lo = rtnetlink::interface("lo").unwrap();
         assert!(rtnetlink::addresses().unwrap().contains(&(lo, [127, 0, 0, 1].into())));
         for absent in ["no-such-if", "no-such-interface-of-this-machine", &"x".repeat(128)] {

@@ -80,8 +80,8 @@ pub enum NoRoute {
     /// No route leads to the address.
     #[error("no route")]
     Unreachable,
-    /// The source is no address of this machine.
-    #[error("the source is no address of this machine")]
+    /// No route leads from the source to the address, or the source is no address of this machine.
+    #[error("no route from the source, or the source is no address of this machine")]
     NoSource,
     /// The look-up failed.
     #[error("the kernel could not look it up: {0}")]
@@ -378,7 +378,8 @@ pub(super) fn route(
 /// `ip6_rt_type_to_error` of net/ipv6/route.c.
 pub(super) fn refused(errno: Errno, candidate: Candidate) -> NoRoute {
     match errno {
-        Errno::EINVAL if candidate.source.is_some() => NoRoute::NoSource,
+        // Of IPv4; stable releases before 2019 say EINVAL (`ip_route_output_key_hash_rcu`).
+        Errno::ENETUNREACH if candidate.source.is_some() => NoRoute::NoSource,
         Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EAGAIN => NoRoute::Unreachable,
         // A blackhole or prohibited route.
         Errno::EINVAL | Errno::EACCES => NoRoute::Forbidden,
@@ -415,5 +416,14 @@ mod tests {
         assert_eq!(counters.get(Counter::RouteRefused), 1);
         assert_eq!(queued.try_recv(), Ok(Asked::Route(route)));
         assert!(routes.lookup(route));
+    }
+
+    #[test]
+    fn unreachable_source_is_told_from_a_refusing_route() {
+        let plain = Candidate::from(Question::new([10, 1, 0, 1].into(), None).unwrap());
+        let sourced = Candidate { source: Some([10, 1, 0, 2].into()), ..plain };
+        let of = |candidate| [Errno::ENETUNREACH, Errno::EINVAL].map(|no| refused(no, candidate));
+        assert_eq!(of(plain), [NoRoute::Unreachable, NoRoute::Forbidden]);
+        assert_eq!(of(sourced), [NoRoute::NoSource, NoRoute::Forbidden]);
     }
 }
