@@ -10,6 +10,7 @@ use clap::Args;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use ibarr_proto::durations::millis;
+use ibarr_proto::ip2gid::is_link_local;
 use ibarr_proto::local_service::Nudged;
 use ibarr_proto::paths;
 use ibarr_proto::request::{Source, Status};
@@ -65,7 +66,12 @@ async fn follow(args: &TraceArgs) -> Result<(), Failure> {
     let only = match &args.only {
         Some(doctor::Peer::Ip(destination)) => {
             let absent = |message| Failure { kind: FailureKind::Absent, message };
-            Some(Filter::Ip(destination.resolve(None).map_err(absent)?.target.ip))
+            let target = destination.resolve(None).map_err(absent)?.target;
+            if target.scope.is_some() && !is_link_local(target.ip) {
+                let message = format!("a trace has no interface: name it like {}", target.ip);
+                return Err(Failure { kind: FailureKind::Usage, message });
+            }
+            Some(Filter::Ip(target.ip))
         }
         Some(doctor::Peer::Gid(gid)) => Some(Filter::Gid(*gid)),
         None => None,

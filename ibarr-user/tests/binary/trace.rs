@@ -319,6 +319,18 @@ fn tracer_that_does_not_read_loses_events_and_delays_no_answer() {
 }
 
 #[test]
+fn interface_is_refused_where_a_trace_cannot_heed_it() {
+    let dir = TempDir::new("trace-interface");
+    let daemon = Daemon::spawn(daemon_command(&dir), &dir, "");
+    for (target, code) in [("10.2.0.5%lo", 64), ("fe80::5%lo", 0), ("10.2.0.5", 0)] {
+        let output = daemon.ask(&["trace", target, "--for", "1ms"]);
+        assert_eq!(output.status.code(), Some(code), "{target}: {output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said.contains("like 10.2.0.5\n"), code != 0, "{said}");
+    }
+}
+
+#[test]
 fn fifth_trace_is_refused_until_another_one_has_ended_however() {
     let dir = TempDir::new("trace-many");
     let daemon = Daemon::spawn(daemon_command(&dir), &dir, "");
