@@ -245,17 +245,14 @@ fn selects(message: &Message) -> Result<Selects, Malformed> {
 
 /// Request for all policy rules.
 pub(super) fn dump_rules(seq: u32) -> Vec<u8> {
-    dump(Rtm::Getrule, RtAddrFamily::Unspecified, libc::RT_TABLE_UNSPEC, seq)
+    let message = message(RtAddrFamily::Unspecified).build().expect(ALL_SET);
+    message::request(Rtm::Getrule, NlmF::DUMP, seq, message)
 }
 
 /// Request for the routes of the main table; kernels without the filter list all tables.
 pub(super) fn dump_routes(family: RtAddrFamily, seq: u32) -> Vec<u8> {
-    dump(Rtm::Getroute, family, libc::RT_TABLE_MAIN, seq)
-}
-
-fn dump(kind: Rtm, family: RtAddrFamily, table: u8, seq: u32) -> Vec<u8> {
-    let message = message(family).rtm_table(table.into()).build().expect(ALL_SET);
-    message::request(kind, NlmF::DUMP, seq, message)
+    let message = message(family).rtm_table(RtTable::Main).build().expect(ALL_SET);
+    message::request(Rtm::Getroute, NlmF::DUMP, seq, message)
 }
 
 /// The message of a request, without its attributes.
