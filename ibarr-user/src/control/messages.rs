@@ -824,6 +824,6 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (26, 129));
+        assert_eq!((requests, responses), (27, 133));
     }
 }
