@@ -145,18 +145,9 @@ pub struct Port {
     /// Why the subnet administrator cannot be asked.
     pub missing: Option<Missing>,
     /// Its silence, which lasts until it answers, even if the port is down meanwhile.
-    pub silence: Option<Silence>,
+    pub silence: Option<Shut>,
     /// Why its events are not received.
     pub unheard: Option<String>,
-}
-
-/// An SA that does not answer.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Silence {
-    /// Whether it answers that it is busy.
-    pub busy: bool,
-    /// When the first question without an answer was sent.
-    pub since: Instant,
 }
 
 /// What is missing for asking a subnet administrator.
@@ -186,7 +177,7 @@ impl Facts {
         let port = |(index, name, facts, _): (_, _, &paths::PortFacts, _)| Port {
             name,
             missing: missing(facts),
-            silence: paths.client().tally(index).silence.map(silence),
+            silence: paths.client().tally(index).silence,
             unheard: None,
         };
         let counted = [
@@ -220,10 +211,6 @@ impl Facts {
     ) {
         self.count(cause, counters.get(counter));
     }
-}
-
-fn silence(Shut { busy, since }: Shut) -> Silence {
-    Silence { busy, since }
 }
 
 fn missing(facts: &paths::PortFacts) -> Option<Missing> {

@@ -23,9 +23,7 @@ use ibarr_common::Instant;
 use crate::local_view::InterfaceName;
 use crate::paths::PortName;
 
-pub use self::facts::{
-    Counted, Facts, Listener, Missing, Nudging, Port, Programs, Served, Silence, Socket,
-};
+pub use self::facts::{Counted, Facts, Listener, Missing, Nudging, Port, Programs, Served, Socket};
 use self::rules::Finding;
 
 /// The health of a daemon, see the [module](self).
@@ -123,134 +121,114 @@ ibarr_common::words! {
     }
 }
 
-macro_rules! causes {
-    ($($(#[$doc:meta])* $cause:ident = $text:literal,)+) => {
-        /// Why a subsystem does not work as it should.
-        #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-        pub enum Cause {
-            $($(#[$doc])* $cause,)+
-        }
-
-        impl Cause {
-            /// All causes.
-            pub const ALL: &'static [Self] = &[$(Self::$cause,)+];
-        }
-
-        impl fmt::Display for Cause {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self {
-                    $(Self::$cause => $text,)+
-                })
-            }
-        }
-    };
-}
-
-causes! {
-    /// The last reload was refused.
-    ReloadRefused = "reload-refused",
-    /// The file takes long to read.
-    ReloadSlow = "reload-slow",
-    /// A setting is valid and has an unwanted effect.
-    Setting = "setting",
-    /// The addresses of this node are not known yet.
-    ViewUnknown = "view-unknown",
-    /// No address of this node has a GID.
-    NoGid = "no-gid",
-    /// A configured name matches no interface.
-    NoSuchInterface = "no-such-interface",
-    /// An address is on several interfaces.
-    ContestedAddress = "contested-address",
-    /// Events of rtnetlink were lost, and read again.
-    EventsLost = "events-lost",
-    /// The kernel sends no requests to the daemon.
-    KernelSilent = "kernel-silent",
-    /// The kernel refuses the daemon's answers.
-    AnswersRefused = "answers-refused",
-    /// The kernel does not look at answers at once.
-    NudgesFail = "nudges-fail",
-    /// Another process answers the kernel, too.
-    OtherListener = "other-listener",
-    /// Requests of the kernel were lost, and asked for again.
-    RequestsLost = "requests-lost",
-    /// No program answers in the kernel.
-    NotLoaded = "not-loaded",
-    /// The programs may end with the daemon.
-    PinsPrivate = "pins-private",
-    /// The programs stop answering soon, because the lease is not renewed.
-    LeaseEnding = "lease-ending",
-    /// The programs have stopped answering, because the lease was not renewed.
-    LeaseEnded = "lease-ended",
-    /// No program is attached to an interface.
-    NotAttached = "not-attached",
-    /// Another program had removed programs or pins of ours.
-    ProgramsRemoved = "programs-removed",
-    /// Maps of the programs could not be written.
-    MapFaults = "map-faults",
-    /// Queries of peers over one version of IP are not received.
-    NotServing = "not-serving",
-    /// The socket for queries holds too few bytes.
-    SmallBuffer = "small-buffer",
-    /// A socket that systemd has passed is not used.
-    UnusedSocket = "unused-socket",
-    /// The process may open too few descriptors.
-    FewDescriptors = "few-descriptors",
-    /// Queries of peers were lost.
-    QueriesLost = "queries-lost",
-    /// The firewall of this machine, or a route, forbids queries to peers.
-    QueriesForbidden = "queries-forbidden",
-    /// No route takes queries to peers.
-    QueriesUnroutable = "queries-unroutable",
-    /// Queries to peers were not sent for another reason.
-    QueriesNotSent = "queries-not-sent",
-    /// A policy rule sends queries or replies by another way than the kernel's connections.
-    Diverted = "diverted-by-rule",
-    /// No UDP port is free for queries to peers.
-    NoFreePort = "no-free-port",
-    /// No descriptor is free for queries to peers.
-    NoFreeDescriptor = "no-free-descriptor",
-    /// Replies of peers were lost.
-    RepliesLost = "replies-lost",
-    /// The firewall of this machine does not permit replies to peers.
-    RepliesForbidden = "replies-forbidden",
-    /// No route takes replies to peers.
-    RepliesUnroutable = "replies-unroutable",
-    /// Replies to peers were not sent for another reason.
-    RepliesNotSent = "replies-not-sent",
-    /// The port is down.
-    PortDown = "port-down",
-    /// The port knows no subnet manager.
-    NoSubnetManager = "no-subnet-manager",
-    /// The umad device of the port is not open.
-    UmadClosed = "umad-closed",
-    /// The subnet administrator does not answer.
-    SaSilent = "sa-silent",
-    /// The subnet administrator answers only that it is busy.
-    SaBusy = "sa-busy",
-    /// Events of the port are not received.
-    EventsUnheard = "events-unheard",
-    /// Addresses were forgotten to make room.
-    AddressesEvicted = "addresses-evicted",
-    /// Paths were forgotten to make room.
-    PathsEvicted = "paths-evicted",
-    /// Paths could not be saved for the next daemon.
-    SnapshotFailed = "snapshot-failed",
-    /// Group ibarr cannot be looked up.
-    GroupUnknown = "group-unknown",
-    /// Connections to the control socket were refused.
-    ConnectionsRefused = "connections-refused",
-    /// No program finds the control socket.
-    ControlClosed = "control-closed",
-    /// Another program had removed sockets or directories of ours.
-    FilesRemoved = "files-removed",
-    /// Lines of the log were lost.
-    LogLost = "log-lost",
-    /// The metrics cannot be served.
-    MetricsClosed = "metrics-closed",
-    /// Clients of ACM are not served.
-    AcmClosed = "acm-closed",
-    /// Files of ACM have mistakes.
-    AcmFiles = "acm-files",
+ibarr_common::words! {
+    /// Why a subsystem does not work as it should.
+    Cause {
+        /// The last reload was refused.
+        ReloadRefused = "reload-refused",
+        /// The file takes long to read.
+        ReloadSlow = "reload-slow",
+        /// A setting is valid and has an unwanted effect.
+        Setting = "setting",
+        /// The addresses of this node are not known yet.
+        ViewUnknown = "view-unknown",
+        /// No address of this node has a GID.
+        NoGid = "no-gid",
+        /// A configured name matches no interface.
+        NoSuchInterface = "no-such-interface",
+        /// An address is on several interfaces.
+        ContestedAddress = "contested-address",
+        /// Events of rtnetlink were lost, and read again.
+        EventsLost = "events-lost",
+        /// The kernel sends no requests to the daemon.
+        KernelSilent = "kernel-silent",
+        /// The kernel refuses the daemon's answers.
+        AnswersRefused = "answers-refused",
+        /// The kernel does not look at answers at once.
+        NudgesFail = "nudges-fail",
+        /// Another process answers the kernel, too.
+        OtherListener = "other-listener",
+        /// Requests of the kernel were lost, and asked for again.
+        RequestsLost = "requests-lost",
+        /// No program answers in the kernel.
+        NotLoaded = "not-loaded",
+        /// The programs may end with the daemon.
+        PinsPrivate = "pins-private",
+        /// The programs stop answering soon, because the lease is not renewed.
+        LeaseEnding = "lease-ending",
+        /// The programs have stopped answering, because the lease was not renewed.
+        LeaseEnded = "lease-ended",
+        /// No program is attached to an interface.
+        NotAttached = "not-attached",
+        /// Another program had removed programs or pins of ours.
+        ProgramsRemoved = "programs-removed",
+        /// Maps of the programs could not be written.
+        MapFaults = "map-faults",
+        /// Queries of peers over one version of IP are not received.
+        NotServing = "not-serving",
+        /// The socket for queries holds too few bytes.
+        SmallBuffer = "small-buffer",
+        /// A socket that systemd has passed is not used.
+        UnusedSocket = "unused-socket",
+        /// The process may open too few descriptors.
+        FewDescriptors = "few-descriptors",
+        /// Queries of peers were lost.
+        QueriesLost = "queries-lost",
+        /// The firewall of this machine, or a route, forbids queries to peers.
+        QueriesForbidden = "queries-forbidden",
+        /// No route takes queries to peers.
+        QueriesUnroutable = "queries-unroutable",
+        /// Queries to peers were not sent for another reason.
+        QueriesNotSent = "queries-not-sent",
+        /// A policy rule sends queries or replies by another way than the kernel's connections.
+        Diverted = "diverted-by-rule",
+        /// No UDP port is free for queries to peers.
+        NoFreePort = "no-free-port",
+        /// No descriptor is free for queries to peers.
+        NoFreeDescriptor = "no-free-descriptor",
+        /// Replies of peers were lost.
+        RepliesLost = "replies-lost",
+        /// The firewall of this machine does not permit replies to peers.
+        RepliesForbidden = "replies-forbidden",
+        /// No route takes replies to peers.
+        RepliesUnroutable = "replies-unroutable",
+        /// Replies to peers were not sent for another reason.
+        RepliesNotSent = "replies-not-sent",
+        /// The port is down.
+        PortDown = "port-down",
+        /// The port knows no subnet manager.
+        NoSubnetManager = "no-subnet-manager",
+        /// The umad device of the port is not open.
+        UmadClosed = "umad-closed",
+        /// The subnet administrator does not answer.
+        SaSilent = "sa-silent",
+        /// The subnet administrator answers only that it is busy.
+        SaBusy = "sa-busy",
+        /// Events of the port are not received.
+        EventsUnheard = "events-unheard",
+        /// Addresses were forgotten to make room.
+        AddressesEvicted = "addresses-evicted",
+        /// Paths were forgotten to make room.
+        PathsEvicted = "paths-evicted",
+        /// Paths could not be saved for the next daemon.
+        SnapshotFailed = "snapshot-failed",
+        /// Group ibarr cannot be looked up.
+        GroupUnknown = "group-unknown",
+        /// Connections to the control socket were refused.
+        ConnectionsRefused = "connections-refused",
+        /// No program finds the control socket.
+        ControlClosed = "control-closed",
+        /// Another program had removed sockets or directories of ours.
+        FilesRemoved = "files-removed",
+        /// Lines of the log were lost.
+        LogLost = "log-lost",
+        /// The metrics cannot be served.
+        MetricsClosed = "metrics-closed",
+        /// Clients of ACM are not served.
+        AcmClosed = "acm-closed",
+        /// Files of ACM have mistakes.
+        AcmFiles = "acm-files",
+    }
 }
 
 impl Cause {

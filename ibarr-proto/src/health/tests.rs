@@ -8,6 +8,7 @@ use super::*;
 use crate::ip2gid::Family;
 use crate::local_view::rules::{Datagrams, Diverted, Traffic};
 use crate::responder::Hook;
+use crate::sa::Shut;
 
 const START: Instant = Instant::from_nanos(1_000_000_000_000);
 
@@ -62,7 +63,7 @@ fn faults() -> Vec<(Facts, &'static str)> {
         || vec![Served { interface, program: crate::responder::State::Attached(Hook::Tcx) }];
     let some = || Some("it is so".to_owned());
     let f = Facts::default;
-    let silent = |busy| Port { silence: Some(Silence { busy, since: at(70) }), ..port(None) };
+    let silent = |busy| Port { silence: Some(Shut { busy, since: at(70) }), ..port(None) };
     vec![
         (Facts { refused_reload: some(), ..f() }, "configuration: reload-refused: degraded"),
         (
@@ -218,7 +219,7 @@ fn each_fault_is_told_when_it_begins_and_ends() {
         assert_eq!(ended, format!("{subsystem}: no {cause}: ok after {lasted} s"));
         assert_eq!(health.worst(), State::Ok);
     }
-    assert_eq!(seen, Cause::ALL.iter().copied().collect(), "each cause has a fault here");
+    assert_eq!(seen, Cause::ALL.into(), "each cause has a fault here");
 }
 
 #[test]
@@ -236,7 +237,7 @@ fn what_is_normal_for_a_moment_is_no_reason() {
 
 #[test]
 fn silence_of_an_sa_does_not_end_when_its_port_goes_down() {
-    let silence = Some(Silence { busy: false, since: at(0) });
+    let silence = Some(Shut { busy: false, since: at(0) });
     let facts =
         |missing| Facts { ports: vec![Port { silence, ..port(missing) }], ..Facts::default() };
     let mut health = Health::default();

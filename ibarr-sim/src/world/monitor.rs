@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::health::{Cause, Event, Facts, Health, Nudging, Silence, State};
+use ibarr_proto::health::{Cause, Event, Facts, Health, Nudging, State};
 use ibarr_proto::local_service::Nudged;
+use ibarr_proto::sa::Shut;
 
 use crate::bugs::Bug;
 use crate::dice::secs;
@@ -27,7 +28,7 @@ pub(super) struct Monitor {
     pub(super) unproven: Option<Unproven>,
     pub(super) spells: BTreeMap<Cause, Spell>,
     /// What the bug has kept.
-    silence: Option<Silence>,
+    silence: Option<Shut>,
 }
 
 /// MADs that the SA has not answered since its last answer.
