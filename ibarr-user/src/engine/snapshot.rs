@@ -2,11 +2,11 @@
 
 //! Paths of subnet administrators, handed on from one daemon to the next.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::paths::snapshot::{Action, Origin, Restored, Schedule, Step, Verdict};
+use ibarr_proto::paths::snapshot::{Origin, Restored, Schedule, Verdict};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
@@ -84,7 +84,7 @@ impl Engine {
         if let Some(action) = schedule.poll(now, self.node.paths(), room.is_some())
             && let Some(room) = room
         {
-            room.send(order(file, action));
+            room.send(Order::Write(file.clone(), action));
         }
     }
 
@@ -106,28 +106,21 @@ impl Engine {
 
     pub(super) fn tell_restored(&mut self) {
         while let Some(Restored { port, paths, verdict, origin }) = self.node.poll_restored() {
-            match verdict {
-                Verdict::Taken if origin == Origin::File => {
-                    info!(%port, paths, "took over paths of a file");
-                }
-                Verdict::Changed | Verdict::Absent if origin == Origin::File => info!(
-                    %port,
-                    paths,
+            let what = match (verdict, origin) {
+                (Verdict::Taken, Origin::File) => "took over paths of a file",
+                (Verdict::Changed | Verdict::Absent, Origin::File) => {
                     "paths of a file are discarded: the port has changed since it was read; reload"
-                ),
-                Verdict::Taken => {
-                    info!(%port, paths, "took over paths of the last daemon");
                 }
-                Verdict::Changed => info!(
-                    %port,
-                    paths,
+                (Verdict::Taken, Origin::LastDaemon) => "took over paths of the last daemon",
+                (Verdict::Changed, Origin::LastDaemon) => {
                     "paths of the last daemon are discarded: LID, GID, subnet manager or \
                      partitions of the port have changed"
-                ),
-                Verdict::Absent => {
-                    info!(%port, paths, "paths of a port that does not become active");
                 }
-            }
+                (Verdict::Absent, Origin::LastDaemon) => {
+                    "paths of a port that does not become active"
+                }
+            };
+            info!(%port, paths, "{what}");
         }
     }
 
@@ -140,7 +133,7 @@ impl Engine {
             let now = crate::sys::clock::now();
             let mut schedule = Schedule::new(now);
             while let Some(action) = schedule.poll(now, paths, true) {
-                keeper.order(order(&file, action)).await;
+                keeper.order(Order::Write(file.clone(), action)).await;
             }
             // The thread ends when it has executed all orders.
             drop(keeper);
@@ -171,13 +164,4 @@ fn unsaved(cause: &str) -> String {
         "paths cannot be saved for the next daemon, which will ask for them again: {cause}: mend that, or name another \
          file ([paths] snapshot)"
     )
-}
-
-fn order(file: &Path, action: Action) -> Order {
-    match action {
-        Action::Begin(ports) => Order::Begin(file.to_owned(), ports),
-        Action::Continue(Step::Paths(paths)) => Order::Paths(paths),
-        Action::Continue(Step::Done) => Order::End,
-        Action::Continue(Step::Void) => Order::Abandon,
-    }
 }

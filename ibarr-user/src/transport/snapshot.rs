@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use ibarr_proto::paths::snapshot::{Encoder, KeptPath, KeptPort, Snapshot, max_len};
+use ibarr_proto::paths::snapshot::{Action, Encoder, KeptPath, KeptPort, Snapshot, Step, max_len};
 use tokio::sync::mpsc;
 
 use super::{Counter, Counters};
@@ -30,14 +30,8 @@ pub struct Keeper {
 pub enum Order {
     /// Read the file, which may hold at most this many paths.
     Read(PathBuf, usize),
-    /// Begin to write the file; an unfinished one is discarded.
-    Begin(PathBuf, Vec<KeptPort>),
-    /// Append these paths.
-    Paths(Vec<KeptPath>),
-    /// Rename the complete file to its final name.
-    End,
-    /// Discard the unfinished file.
-    Abandon,
+    /// Write a part of the file. The complete one is renamed to its final name; an unfinished one is discarded.
+    Write(PathBuf, Action),
 }
 
 /// The outcome of an order.
@@ -99,10 +93,10 @@ impl Thread {
         while let Some(order) = orders.blocking_recv() {
             let event = match order {
                 Order::Read(path, paths) => self.read(&path, paths),
-                Order::Begin(path, ports) => self.begin(&path, &ports),
-                Order::Paths(paths) => self.add(&paths),
-                Order::End => self.end(),
-                Order::Abandon => {
+                Order::Write(path, Action::Begin(ports)) => self.begin(&path, &ports),
+                Order::Write(_, Action::Continue(Step::Paths(paths))) => self.add(&paths),
+                Order::Write(_, Action::Continue(Step::Done)) => self.end(),
+                Order::Write(_, Action::Continue(Step::Void)) => {
                     self.begun = None;
                     None
                 }
@@ -279,8 +273,9 @@ mod tests {
                 "directory" => fs::create_dir(&path).unwrap(),
                 _ => drop(UnixListener::bind(&path).unwrap()),
             }
-            let orders =
-                vec![Order::Read(path.clone(), 9), Order::Begin(path.clone(), vec![]), Order::End];
+            let write = |action| Order::Write(path.clone(), action);
+            let (begin, end) = (|| Action::Begin(vec![]), || Action::Continue(Step::Done));
+            let orders = vec![Order::Read(path.clone(), 9), write(begin()), write(end())];
             let is_named =
                 |reason: &String| reason.contains(&format!("is a {kind}, not a regular"));
             match told(orders).as_slice() {
@@ -290,7 +285,7 @@ mod tests {
                 events => panic!("{kind}: {events:?}"),
             }
             fs::rename(&path, &beside).unwrap();
-            match told(vec![Order::Begin(path.clone(), vec![]), Order::End]).as_slice() {
+            match told(vec![write(begin()), write(end())]).as_slice() {
                 [Event::NotWritten(reason), Event::Ended] => {
                     assert!(reason.contains(&format!("paths.new is a {kind}, not a")), "{reason}");
                 }
@@ -305,14 +300,15 @@ mod tests {
     fn unfinished_file_is_removed() {
         let dir = ShortDir::new();
         let path = dir.path().join("paths");
-        let begin = || Order::Begin(path.clone(), vec![]);
+        let begin = || Order::Write(path.clone(), Action::Begin(vec![]));
+        let next = |step| Order::Write(path.clone(), Action::Continue(step));
         // Abandoned, begun again, and left unfinished when the daemon ends.
-        let events = told(vec![begin(), Order::Abandon, begin(), begin()]);
+        let events = told(vec![begin(), next(Step::Void), begin(), begin()]);
         assert!(matches!(events.as_slice(), [Event::Ended]), "{events:?}");
         assert!(names(&dir).is_empty());
         // A file that a killed daemon has left is replaced.
         fs::write(dir.path().join("paths.new"), "cut off").unwrap();
-        let events = told(vec![begin(), Order::End]);
+        let events = told(vec![begin(), next(Step::Done)]);
         assert!(matches!(events.as_slice(), [Event::Written, Event::Ended]), "{events:?}");
         assert_eq!(names(&dir), ["paths"]);
     }
