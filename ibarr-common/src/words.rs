@@ -61,7 +61,7 @@ macro_rules! serde_of_words {
             ) -> Result<Self, D::Error> {
                 deserializer.deserialize_str($crate::Parse(|word: &str| match word {
                     $($word => Ok(Self::$value),)+
-                    _ => Err("not a known word"),
+                    _ => Err(concat!("not one of" $(, " \"", $word, "\"")+)),
                 }))
             }
         }

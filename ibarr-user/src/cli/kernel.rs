@@ -16,7 +16,7 @@ use crate::bpf::{self, Detached};
 use crate::causes::chain;
 use crate::control::messages::{
     Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelLearned, KernelMaps,
-    KernelNeighbour, KernelOrigin, KernelRoute, Millis, Number, OrText,
+    KernelNeighbour, KernelOrigin, KernelRoute, Millis, OrText,
 };
 use crate::sys::clock;
 
@@ -81,7 +81,7 @@ fn document(left: &bpf::Left) -> KernelMaps {
             .interfaces
             .iter()
             .map(|(ifindex, interface)| KernelInterface {
-                ifindex: Number(*ifindex),
+                ifindex: *ifindex,
                 name: contents
                     .is_here
                     .then(|| if_indextoname(ifindex.get()).ok()?.into_string().ok())
@@ -105,7 +105,7 @@ fn document(left: &bpf::Left) -> KernelMaps {
                 let (address, bits) = prefix.prefix(*bits);
                 let bits = u8::try_from(bits).unwrap_or(u8::MAX);
                 KernelRoute {
-                    ifindex: Number(IfIndex::new(prefix.ifindex)),
+                    ifindex: prefix.ifindex,
                     to: IpNet::new(address, bits).unwrap_or(address.into()).trunc(),
                     via: route.gateway(),
                     elsewhere: !route.is_here(),
@@ -116,7 +116,7 @@ fn document(left: &bpf::Left) -> KernelMaps {
             .neighbours
             .iter()
             .map(|(key, neighbour)| KernelNeighbour {
-                ifindex: Number(IfIndex::new(key.ifindex)),
+                ifindex: key.ifindex,
                 ip: map::address(key.address),
                 hwaddr: IpoibHwAddr::parse(&neighbour.hwaddr)
                     .map_or_else(|| OrText::Text("none".to_owned()), OrText::Value),
@@ -128,9 +128,9 @@ fn document(left: &bpf::Left) -> KernelMaps {
             .iter()
             .map(|entry| KernelEntry {
                 ip: entry.key.ip(),
-                scope: IfIndex::new(entry.key.scope).map(Number),
+                scope: IfIndex::new(entry.key.scope),
                 gid: Gid::new(entry.gid),
-                ifindex: Number(IfIndex::new(entry.ifindex)),
+                ifindex: entry.ifindex,
                 origin: match Origin::new(entry.origin) {
                     Some(Origin::Local) => OrText::Value(KernelOrigin::Local),
                     Some(Origin::Static) => OrText::Value(KernelOrigin::Static),
@@ -151,7 +151,7 @@ fn learned(elements: &[bpf::Element]) -> Vec<KernelLearned> {
             let from = map::address(element.value.source);
             Some(KernelLearned {
                 ip: question.target(),
-                ifindex: question.egress().map(Number),
+                ifindex: question.egress(),
                 gid: cached.gid?,
                 expires_in_ms: cached.expires_at.since(now).into(),
                 from: (!from.is_unspecified()).then_some(from),

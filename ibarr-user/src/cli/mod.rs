@@ -40,7 +40,7 @@ use crate::causes::chain;
 use crate::config::Absent;
 use crate::control::client::Connection;
 use crate::control::messages::{
-    Body, Failure, FailureKind, LevelChange, MetricsForm, Millis, Number, PathRequest, Request,
+    Body, Failure, FailureKind, LevelChange, MetricsForm, Millis, PKeyNumber, PathRequest, Request,
 };
 use crate::daemon;
 use crate::logging::{self, Level, Place};
@@ -308,7 +308,7 @@ pub fn main() -> ExitCode {
         Command::Resolve(args) => resolve::run(&args),
         Command::Ping(args) => ping::run(&args),
         Command::Path { dgid, sgid, port, pkey, fresh, daemon } => {
-            let path = PathRequest { dgid, sgid, port, pkey: pkey.map(Number), fresh };
+            let path = PathRequest { dgid, sgid, port, pkey: pkey.map(PKeyNumber), fresh };
             ask::ask(&daemon, &Request::Path { path })
         }
         Command::Ports(daemon) => ask::ask(&daemon, &Request::Ports),

@@ -10,7 +10,6 @@ use std::net::IpAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use ibarr_common::IfIndex;
 use ibarr_common::ib::Lid;
 
 use super::Exit;
@@ -18,8 +17,8 @@ use super::times::Tally;
 use crate::causes::escaped;
 use crate::control::messages::{
     Answer, Body, CacheEntry, CachedPath, Elapsed, Failure, KernelMaps, LastEvent, LogStatus,
-    Millis, Number, PathAnswer, PathHops, PathRequests, Pinged, PortAddress, PortChoice,
-    PortStatus, Probing, Response, Setting, Status, Summary, Times,
+    Millis, PathAnswer, PathHops, PathRequests, Pinged, PortAddress, PortChoice, PortStatus,
+    Probing, Response, Setting, Status, Summary, Times,
 };
 
 /// Why standard output failed.
@@ -324,7 +323,7 @@ impl Paths {
 const JSON_PATHS: (&str, &str) = ("{\"v\":1,\"paths\":[", "]}");
 
 fn port(port: &PortStatus) {
-    let lid = |lid: Option<Number<Lid>>| or(lid, "none");
+    let lid = |lid: Option<Lid>| or(lid, "none");
     let state = if port.active { "active" } else { "not active" };
     line(&format!("port {}: {state}, LID {}, LMC {}", port.port, lid(port.lid), port.lmc));
     line(&format!("    subnet manager: LID {}, SL {}", lid(port.sm_lid), port.sm_sl));
@@ -382,8 +381,8 @@ fn kernel(kernel: &KernelMaps) {
             [] => String::new(),
             families => format!("; {} only for these destinations:", join(families, " and ")),
         };
-        let Number(ifindex) = interface.ifindex;
-        let is_here = |there: Number<Option<IfIndex>>| there.0 == Some(ifindex);
+        let ifindex = interface.ifindex;
+        let is_here = |there| there == ifindex.get();
         line(&format!("interface {name} (index {ifindex}): IPv4 {ipv4}, IPv6 {ipv6}{only}"));
         for route in kernel.routes.iter().filter(|route| is_here(route.ifindex)) {
             let via = match route.via {
@@ -400,7 +399,7 @@ fn kernel(kernel: &KernelMaps) {
     table(kernel.entries.iter().map(|entry| {
         let scope = entry.scope.map_or(String::new(), |scope| format!("%{scope}"));
         let gid = or(entry.gid, "no GID");
-        let ifindex = format!("index {}", entry.ifindex.0.map_or(0, IfIndex::get));
+        let ifindex = format!("index {}", entry.ifindex);
         vec![format!("{}{scope}", entry.ip), gid, entry.origin.to_string(), ifindex]
     }));
     if !kernel.learned.is_empty() {
@@ -565,12 +564,12 @@ mod tests {
     #[test]
     fn code_of_unknown_meaning_is_shown_as_a_number() {
         let hops = PathHops {
-            slid: Number(Lid::new(8).unwrap()),
-            dlid: Number(Lid::new(1).unwrap()),
+            slid: Lid::new(8).unwrap(),
+            dlid: Lid::new(1).unwrap(),
             hop_limit: 0,
-            flow_label: Number(FlowLabel::default()),
+            flow_label: FlowLabel::default(),
             tclass: 0,
-            sl: Number(Sl::default()),
+            sl: Sl::default(),
             mtu: None,
             mtu_code: Some(6),
             gbit_s: None,

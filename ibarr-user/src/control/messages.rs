@@ -32,16 +32,17 @@ pub use super::doctor_messages::{Check, CheckState};
 pub use super::health_messages::{HealthReason, SubsystemHealth};
 pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
-    CachedPath, LastEvent, PathAnswer, PathHops, PathRequest, PortAddress, PortStatus, Probing,
-    SaTally, Silence,
+    CachedPath, LastEvent, PKeyNumber, PathAnswer, PathHops, PathRequest, PortAddress, PortStatus,
+    Probing, SaTally, Silence,
 };
 pub use super::top_messages::{
     AnswerRate, Answerer, ErrorRate, PortRate, RequestKind, RequestRate, Top,
 };
 pub use super::trace_messages::{TraceEnd, Traced, Tracing};
 use super::values::is_default;
-pub use super::values::{Elapsed, Millis, Number, OrText, Seconds};
+pub use super::values::{Elapsed, Millis, OrText, Seconds};
 use crate::bpf::Hook;
+use crate::transport::listeners::Listener;
 
 /// The format version, in the field `v`.
 pub const VERSION: u32 = 1;
@@ -153,13 +154,13 @@ pub enum MetricsForm {
 #[serde(rename_all = "kebab-case")]
 pub struct AddressMark {
     /// Start of the daemon, in nanoseconds of its clock.
-    pub daemon: Number<Instant>,
+    pub daemon: Instant,
     /// Expiry of the last entry, in nanoseconds of the daemon's clock.
-    pub expires_at: Number<Instant>,
+    pub expires_at: Instant,
     /// Address of the last entry.
     pub ip: IpAddr,
     /// Interface index of the last entry.
-    pub ifindex: Option<Number<IfIndex>>,
+    pub ifindex: Option<IfIndex>,
 }
 
 /// The end of a page of [`Request::Paths`], meaningful only to the daemon that made it.
@@ -167,7 +168,7 @@ pub struct AddressMark {
 #[serde(rename_all = "kebab-case")]
 pub struct PathMark {
     /// Start of the daemon, in nanoseconds of its clock.
-    pub daemon: Number<Instant>,
+    pub daemon: Instant,
     /// Index after the last entry.
     pub place: u32,
 }
@@ -475,7 +476,7 @@ pub struct KernelLearned {
     /// The address asked for.
     pub ip: IpAddr,
     /// Index of the interface that the request named; absent if it named none.
-    pub ifindex: Option<Number<IfIndex>>,
+    pub ifindex: Option<IfIndex>,
     /// GID of the address.
     pub gid: Gid,
     /// Milliseconds until the entry expires.
@@ -490,7 +491,7 @@ pub struct KernelLearned {
 #[serde(rename_all = "kebab-case")]
 pub struct KernelInterface {
     /// Interface index.
-    pub ifindex: Number<IfIndex>,
+    pub ifindex: IfIndex,
     /// Interface name, if it is in this network namespace.
     pub name: Option<String>,
     /// Whether queries over IPv4 are answered.
@@ -507,8 +508,8 @@ pub struct KernelInterface {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelRoute {
-    /// Interface index.
-    pub ifindex: Number<Option<IfIndex>>,
+    /// Interface index; 0 if there is none.
+    pub ifindex: u32,
     /// The prefix, such as `10.0.0.0/8`.
     pub to: IpNet,
     /// Address of the gateway; absent if there is none.
@@ -521,8 +522,8 @@ pub struct KernelRoute {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelNeighbour {
-    /// Interface index.
-    pub ifindex: Number<Option<IfIndex>>,
+    /// Interface index; 0 if there is none.
+    pub ifindex: u32,
     /// IP address of the next hop.
     pub ip: IpAddr,
     /// Hardware address, in hexadecimal; `none` if it holds no GID.
@@ -537,11 +538,11 @@ pub struct KernelEntry {
     /// IPv4 or IPv6 address.
     pub ip: IpAddr,
     /// Interface index that scopes a link-local address.
-    pub scope: Option<Number<IfIndex>>,
+    pub scope: Option<IfIndex>,
     /// The GID in replies; absent if the address is not answered.
     pub gid: Option<Gid>,
     /// Index of the interface that has the address; 0 if none has it.
-    pub ifindex: Number<Option<IfIndex>>,
+    pub ifindex: u32,
     /// Origin of the GID.
     pub origin: OrText<KernelOrigin>,
 }
@@ -656,32 +657,9 @@ pub struct PathRequests {
     /// Requests for paths, of the kernel and of users, answered from the cache or by a question
     /// that was already in flight.
     pub avoided: u64,
-    /// Requests for which the kernel was told to ask the subnet administrator itself, by reason.
-    pub left_to_kernel: BTreeMap<LeftToKernel, u64>,
-}
-
-ibarr_common::words! {
-    /// Why the kernel was told to ask the subnet administrator itself, in the order of the texts.
-    LeftToKernel {
-        /// The daemon ended before there was an answer.
-        Abandoned = "abandoned",
-        /// The subnet administrator said that it is busy: said by 1.0.0 alone.
-        Busy = "busy",
-        /// The kernel's request was malformed.
-        Malformed = "malformed",
-        /// The subnet administrator knows no path.
-        NoRecord = "no-record",
-        /// The port has no subnet administrator that can be asked.
-        NoSa = "no-sa",
-        /// Too many requests were pending.
-        Overloaded = "overloaded",
-        /// The subnet administrator refused the question.
-        Refused = "refused",
-        /// The subnet administrator did not answer in time.
-        Silent = "silent",
-        /// The daemon knows no such port.
-        UnknownPort = "unknown-port",
-    }
+    /// Requests for which the kernel was told to ask the subnet administrator itself, by reason. 1.0.0 also says
+    /// `busy`.
+    pub left_to_kernel: BTreeMap<String, u64>,
 }
 
 /// The socket to the kernel's RDMA core.
@@ -700,7 +678,7 @@ pub struct LocalServiceStatus {
     /// The interface of the last nudge; absent if there was none, or it failed.
     pub nudge_interface: Option<String>,
     /// Other processes that receive the kernel's requests.
-    pub listeners: Vec<ListenerStatus>,
+    pub listeners: Vec<Listener>,
 }
 
 ibarr_common::words! {
@@ -727,24 +705,13 @@ ibarr_common::words! {
     }
 }
 
-/// A process that receives the kernel's requests.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct ListenerStatus {
-    /// Process id; absent if the process is not visible.
-    pub pid: Option<u32>,
-    /// Name of the program.
-    pub name: String,
-}
-
 /// A server socket of the ip2gid port.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServerStatus {
-    /// The version of IP.
-    pub family: IpVersion,
+    /// The version of IP: `ipv4` or `ipv6`.
+    pub family: String,
     /// UDP port number.
     pub port: NonZeroU16,
     /// The VRF whose datagrams it receives; absent for all others.
@@ -753,16 +720,6 @@ pub struct ServerStatus {
     pub blocked: Option<String>,
     /// Size of the receive buffer in bytes; absent if the socket does not serve.
     pub receive_buffer: Option<usize>,
-}
-
-ibarr_common::words! {
-    /// The version of IP of a server socket.
-    IpVersion {
-        /// IPv4.
-        V4 = "ipv4",
-        /// IPv6.
-        V6 = "ipv6",
-    }
 }
 
 /// The BPF responder.
@@ -789,7 +746,7 @@ pub struct InterfaceStatus {
     /// Interface name, such as `ib0`.
     pub name: String,
     /// Interface index.
-    pub ifindex: Number<IfIndex>,
+    pub ifindex: IfIndex,
     /// The GID in replies about its addresses.
     pub gid: Option<Gid>,
     /// The program that answers queries on this interface, before or instead of the daemon: `tcx`,
@@ -825,5 +782,12 @@ mod tests {
             assert_eq!(written.unwrap(), line);
         }
         assert_eq!((requests, responses), (27, 133));
+    }
+
+    #[test]
+    fn unknown_word_is_refused_with_the_known_ones() {
+        let request = r#"{"ask":"resolve","addresses":[],"lookup":"disk"}"#;
+        let error = serde_json::from_str::<Request>(request).unwrap_err().to_string();
+        assert!(error.contains(r#"disk: not one of "any" "memory" "peer""#), "{error}");
     }
 }

@@ -11,7 +11,15 @@ use ibarr_proto::paths::{
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::values::{Elapsed, Millis, Number, is_default};
+use super::values::{Elapsed, Millis, is_default};
+
+/// A P_Key whose form in JSON is a number.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PKeyNumber(pub PKey);
+
+ibarr_common::serde_as_number! {
+    PKeyNumber, u16: |key| PKey::new(key).map(PKeyNumber), |PKeyNumber(key)| PKey::get(key);
+}
 
 /// The ends of a path.
 #[skip_serializing_none]
@@ -25,7 +33,7 @@ pub struct PathRequest {
     /// Port, such as `mlx5_0/1`; absent: the first port that can ask.
     pub port: Option<PortName>,
     /// P_Key; absent: the port's first.
-    pub pkey: Option<Number<PKey>>,
+    pub pkey: Option<PKeyNumber>,
     /// Whether the subnet administrator is asked even if its answer is remembered.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fresh: bool,
@@ -62,17 +70,17 @@ pub struct PathAnswer {
 #[serde(rename_all = "kebab-case")]
 pub struct PathHops {
     /// Source LID.
-    pub slid: Number<Lid>,
+    pub slid: Lid,
     /// Destination LID: the end of the path, or the router to another subnet.
-    pub dlid: Number<Lid>,
+    pub dlid: Lid,
     /// Above 1 if the path leaves the subnet.
     pub hop_limit: u8,
     /// Flow label for routers.
-    pub flow_label: Number<FlowLabel>,
+    pub flow_label: FlowLabel,
     /// Traffic class for routers.
     pub tclass: u8,
     /// Service level.
-    pub sl: Number<Sl>,
+    pub sl: Sl,
     /// MTU in bytes.
     pub mtu: Option<u16>,
     /// The code of the MTU instead, if its meaning is not known here.
@@ -120,13 +128,13 @@ pub struct PortStatus {
     /// Whether the port is up and configured.
     pub active: bool,
     /// LID of the port.
-    pub lid: Option<Number<Lid>>,
+    pub lid: Option<Lid>,
     /// LMC: how many low bits of the LID the port ignores.
     pub lmc: u8,
     /// LID of the subnet manager.
-    pub sm_lid: Option<Number<Lid>>,
+    pub sm_lid: Option<Lid>,
     /// Service level of packets to the subnet manager.
-    pub sm_sl: Number<Sl>,
+    pub sm_sl: Sl,
     /// GIDs of the port.
     pub gids: Vec<Gid>,
     /// P_Keys of the port, in hexadecimal.

@@ -19,7 +19,6 @@ use crate::causes::escaped;
 use crate::control::access::GroupId;
 use crate::control::messages::{HealthReason, SubsystemHealth};
 use crate::logging::ids;
-use crate::transport::local_service as ls;
 use crate::transport::server::HOLD;
 use crate::transport::{self, listeners::Listener};
 
@@ -100,10 +99,7 @@ impl Engine {
             refused_reload: self.reloads.failed().map(|failed| failed.message.clone()),
             slow_reload: self.reloads.slow(now),
             settings: self.config.warnings(),
-            kernel_silent: match self.kernel.socket().status() {
-                ls::Status::Open | ls::Status::Inherited => None,
-                ls::Status::Closed(reason) => Some(reason),
-            },
+            kernel_silent: self.local_service_status().blocked,
             nudging: match self.kernel.nudges().last() {
                 Some(Err(failure)) if self.config.local_service.nudge => {
                     Nudging::Fails(failure.clone())
@@ -132,58 +128,47 @@ impl Engine {
         }
     }
 
+    pub(super) fn connections_refused(&self) -> u64 {
+        self.sum(&[
+            transport::Counter::ControlUserFull,
+            transport::Counter::ControlAllFull,
+            transport::Counter::ControlGaveWay,
+            transport::Counter::ControlNoDescriptor,
+        ])
+    }
+
+    fn sum(&self, counters: &[transport::Counter]) -> u64 {
+        counters.iter().map(|&counter| self.control.counters.get(counter)).sum()
+    }
+
     fn counted(&self) -> impl Iterator<Item = Counted> {
-        let of = |cause, counters: &[transport::Counter]| {
-            let count = counters.iter().map(|&counter| self.control.counters.get(counter)).sum();
-            Counted { cause, count }
+        use server::Counter::{NotSentForbidden, NotSentNoRoom, NotSentNoRoute, NotSentTooLong};
+        use transport::Counter::{
+            FileMadeAgain, QueryForbidden, QueryNoRoom, QueryNoRoute, QueryTooLong, RefusalDropped,
+            ReplyDropped, RtnetlinkOverrun, SocketNoDescriptor, SocketNoPort,
         };
-        let server = self.node.server().counters();
-        let not_sent = |cause, counters: &[server::Counter]| Counted {
-            cause,
-            count: counters.iter().map(|&counter| server.get(counter)).sum(),
-        };
-        let replies_lost = of(
-            Cause::RepliesLost,
-            &[transport::Counter::ReplyDropped, transport::Counter::RefusalDropped],
-        );
+        let (server, programs) = (self.node.server().counters(), self.responder.counters());
+        let replies_lost = self.sum(&[ReplyDropped, RefusalDropped]) + self.queries.dropped();
+        let replies_not_sent = server.get(NotSentNoRoom) + server.get(NotSentTooLong);
         [
-            of(Cause::EventsLost, &[transport::Counter::RtnetlinkOverrun]),
-            Counted { count: replies_lost.count + self.queries.dropped(), ..replies_lost },
-            of(
-                Cause::ConnectionsRefused,
-                &[
-                    transport::Counter::ControlUserFull,
-                    transport::Counter::ControlAllFull,
-                    transport::Counter::ControlGaveWay,
-                    transport::Counter::ControlNoDescriptor,
-                ],
-            ),
-            Counted {
-                cause: Cause::ProgramsRemoved,
-                count: self.responder.counters().get(bpf::Counter::Lost),
-            },
-            of(Cause::FilesRemoved, &[transport::Counter::FileMadeAgain]),
-            of(Cause::QueriesForbidden, &[transport::Counter::QueryForbidden]),
-            of(Cause::QueriesUnroutable, &[transport::Counter::QueryNoRoute]),
-            of(
-                Cause::QueriesNotSent,
-                &[transport::Counter::QueryNoRoom, transport::Counter::QueryTooLong],
-            ),
-            of(Cause::NoFreePort, &[transport::Counter::SocketNoPort]),
-            of(Cause::NoFreeDescriptor, &[transport::Counter::SocketNoDescriptor]),
-            Counted { cause: Cause::QueriesLost, count: self.queries_dropped() },
-            not_sent(Cause::RepliesForbidden, &[server::Counter::NotSentForbidden]),
-            not_sent(Cause::RepliesUnroutable, &[server::Counter::NotSentNoRoute]),
-            not_sent(
-                Cause::RepliesNotSent,
-                &[server::Counter::NotSentNoRoom, server::Counter::NotSentTooLong],
-            ),
-            Counted {
-                cause: Cause::MapFaults,
-                count: self.responder.counters().get(bpf::Counter::Faults),
-            },
+            (Cause::EventsLost, self.sum(&[RtnetlinkOverrun])),
+            (Cause::RepliesLost, replies_lost),
+            (Cause::ConnectionsRefused, self.connections_refused()),
+            (Cause::ProgramsRemoved, programs.get(bpf::Counter::Lost)),
+            (Cause::FilesRemoved, self.sum(&[FileMadeAgain])),
+            (Cause::QueriesForbidden, self.sum(&[QueryForbidden])),
+            (Cause::QueriesUnroutable, self.sum(&[QueryNoRoute])),
+            (Cause::QueriesNotSent, self.sum(&[QueryNoRoom, QueryTooLong])),
+            (Cause::NoFreePort, self.sum(&[SocketNoPort])),
+            (Cause::NoFreeDescriptor, self.sum(&[SocketNoDescriptor])),
+            (Cause::QueriesLost, self.queries_dropped()),
+            (Cause::RepliesForbidden, server.get(NotSentForbidden)),
+            (Cause::RepliesUnroutable, server.get(NotSentNoRoute)),
+            (Cause::RepliesNotSent, replies_not_sent),
+            (Cause::MapFaults, programs.get(bpf::Counter::Faults)),
         ]
         .into_iter()
+        .map(|(cause, count)| Counted { cause, count })
     }
 
     fn programs(&self) -> Programs {

@@ -81,7 +81,7 @@ impl Engine {
         }
         for (reason, counter) in LEFT_TO_KERNEL {
             let count = local_service.counters().get(counter);
-            all.count(Name::Fallbacks, &[&reason.to_string()], count);
+            all.count(Name::Fallbacks, &[reason], count);
         }
         all.durations(Name::ResolveDuration, &local_service.took().addresses);
         all.durations(Name::PathDuration, &local_service.took().paths);

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::Engine;
 use crate::control::messages::{
-    AddressMark, Body, CacheEntry, Failure, FailureKind, Number, PathMark, Response,
+    AddressMark, Body, CacheEntry, Failure, FailureKind, PathMark, Response,
 };
 
 /// Pages that were requested and not made yet: one is made per turn, in the order of the requests.
@@ -68,9 +68,9 @@ impl Engine {
             None => None,
             Some(AddressMark { daemon, expires_at, ip, ifindex }) => {
                 self.is_ours(daemon)?;
-                let question = Question::new(ip, ifindex.map(|Number(ifindex)| ifindex));
+                let question = Question::new(ip, ifindex);
                 let question = question.ok_or_else(no_mark)?;
-                Some(Place { expires_at: expires_at.0, question })
+                Some(Place { expires_at, question })
             }
         };
         let (page, next) = self.node.client().page(after, PAGE);
@@ -89,10 +89,10 @@ impl Engine {
             expires_in_ms: cached.expires_at.since(now).into(),
         });
         let mark = |Place { expires_at, question }| AddressMark {
-            daemon: self.mark(),
-            expires_at: Number(expires_at),
+            daemon: self.started,
+            expires_at,
             ip: question.target(),
-            ifindex: question.egress().map(Number),
+            ifindex: question.egress(),
         };
         Ok(Body::Cache { entries: entries.collect(), next: next.map(mark) })
     }
@@ -107,17 +107,13 @@ impl Engine {
         };
         let (page, next) = self.node.paths().page(from, PAGE);
         let paths = page.into_iter().map(|cached| super::paths::cached_path(now, &cached));
-        let mark = |place| PathMark { daemon: self.mark(), place };
+        let mark = |place| PathMark { daemon: self.started, place };
         Ok(Body::Paths { paths: paths.collect(), next: next.map(mark) })
     }
 
-    /// Identifies this daemon in marks, by its start time.
-    fn mark(&self) -> Number<Instant> {
-        Number(self.started)
-    }
-
-    fn is_ours(&self, daemon: Number<Instant>) -> Result<(), Failure> {
-        if daemon == self.mark() {
+    /// A mark names its daemon by its start time.
+    fn is_ours(&self, daemon: Instant) -> Result<(), Failure> {
+        if daemon == self.started {
             return Ok(());
         }
         let message = "the daemon was restarted meanwhile: ask again".to_owned();

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use super::events::Hearing;
 use super::{Engine, log};
 use crate::control::messages::{
-    Body, CachedPath, Elapsed, Failure, FailureKind, LastEvent, Number, PathAnswer, PathHops,
+    Body, CachedPath, Elapsed, Failure, FailureKind, LastEvent, PKeyNumber, PathAnswer, PathHops,
     PathRequest, PortAddress, PortStatus, Probing, Response, SaTally, Silence,
 };
 use crate::transport::ports::{self, Ports};
@@ -175,7 +175,7 @@ impl Engine {
             port: request.port,
             dgid: request.dgid,
             sgid: request.sgid,
-            pkey: request.pkey.map(|Number(pkey)| pkey),
+            pkey: request.pkey.map(|PKeyNumber(pkey)| pkey),
         };
         let absent = |message| Failure { kind: FailureKind::Absent, message };
         self.node.paths().chosen(&partial).map_err(|incomplete| absent(incomplete.to_string()))
@@ -193,10 +193,10 @@ impl Engine {
             PortStatus {
                 port: name,
                 active: facts.is_active,
-                lid: facts.lid.map(Number),
+                lid: facts.lid,
                 lmc: facts.lmc,
-                sm_lid: facts.sm_lid.map(Number),
-                sm_sl: Number(facts.sm_sl),
+                sm_lid: facts.sm_lid,
+                sm_sl: facts.sm_sl,
                 gids: facts.gids.clone(),
                 pkeys: facts.pkeys.iter().map(|(_, pkey)| *pkey).collect(),
                 addresses: self.addresses_of(facts),
@@ -284,12 +284,12 @@ fn hops(record: &PathRecord) -> Option<PathHops> {
     let fields = Fields::parse(record).ok()?;
     let (mtu, half_gigabits) = (fields.mtu.bytes(), fields.rate.half_gigabits());
     Some(PathHops {
-        slid: Number(fields.slid),
-        dlid: Number(fields.dlid),
+        slid: fields.slid,
+        dlid: fields.dlid,
         hop_limit: fields.hop_limit,
-        flow_label: Number(fields.flow_label),
+        flow_label: fields.flow_label,
         tclass: fields.tclass,
-        sl: Number(fields.sl),
+        sl: fields.sl,
         mtu,
         mtu_code: mtu.is_none().then_some(fields.mtu.get()),
         gbit_s: half_gigabits.map(|half| f64::from(half) / 2.0),

@@ -21,12 +21,10 @@ use super::Engine;
 use super::descriptions::Other;
 use crate::bpf::{self, Hook, Longevity};
 use crate::control::messages::{
-    ControlStatus, Elapsed, FailedReload, InterfaceStatus, LeftToKernel, ListenerStatus,
-    LocalServiceStatus, Millis, NudgeState, Number, PathRequests, ResponderStatus, SlowPeer,
-    SocketState, Status, UsersStatus,
+    ControlStatus, Elapsed, FailedReload, InterfaceStatus, LocalServiceStatus, Millis, NudgeState,
+    PathRequests, ResponderStatus, SlowPeer, SocketState, Status, UsersStatus,
 };
 use crate::transport::local_service as ls;
-use crate::transport::{self, listeners::Listener};
 
 /// Logs a change of this node's answers.
 pub(super) fn log(event: &Event) {
@@ -94,15 +92,9 @@ impl Engine {
     }
 
     fn control_status(&self) -> ControlStatus {
-        let refused = [
-            transport::Counter::ControlUserFull,
-            transport::Counter::ControlAllFull,
-            transport::Counter::ControlGaveWay,
-            transport::Counter::ControlNoDescriptor,
-        ];
         ControlStatus {
             connections: self.control.connections.count(),
-            refused: refused.iter().map(|&counter| self.control.counters.get(counter)).sum(),
+            refused: self.connections_refused(),
             group: self.control.access.group().to_string(),
         }
     }
@@ -125,13 +117,13 @@ impl Engine {
             ]),
             left_to_kernel: LEFT_TO_KERNEL
                 .iter()
-                .map(|(why, counter)| (*why, asked.get(*counter)))
+                .map(|(why, counter)| ((*why).to_owned(), asked.get(*counter)))
                 .filter(|(_, count)| *count > 0)
                 .collect(),
         }
     }
 
-    fn local_service_status(&self) -> LocalServiceStatus {
+    pub(super) fn local_service_status(&self) -> LocalServiceStatus {
         let (state, blocked) = match self.kernel.socket().status() {
             ls::Status::Open => (SocketState::Open, None),
             ls::Status::Inherited => (SocketState::Inherited, None),
@@ -143,17 +135,13 @@ impl Engine {
             Some(Ok(ifindex)) => (NudgeState::On, self.interface_name(*ifindex)),
             None => (NudgeState::On, None),
         };
-        let listener = |listener: Listener| {
-            let Listener { pid, name } = listener;
-            ListenerStatus { pid, name }
-        };
         LocalServiceStatus {
             state,
             blocked,
             waiting: self.node.local_service().load().waiting,
             nudges,
             nudge_interface,
-            listeners: self.kernel.socket().listeners().into_iter().map(listener).collect(),
+            listeners: self.kernel.socket().listeners(),
         }
     }
 
@@ -271,7 +259,7 @@ impl Engine {
         let (responder, in_user_space) = self.responder_of(link);
         InterfaceStatus {
             name: link.name.to_string(),
-            ifindex: Number(link.ifindex),
+            ifindex: link.ifindex,
             gid,
             responder,
             in_user_space,
@@ -282,15 +270,15 @@ impl Engine {
 }
 
 /// The reasons for telling the kernel to ask the SA.
-pub(super) const LEFT_TO_KERNEL: [(LeftToKernel, local_service::Counter); 8] = [
-    (LeftToKernel::UnknownPort, local_service::Counter::PathsUnknown),
-    (LeftToKernel::NoSa, local_service::Counter::PathsNoSa),
-    (LeftToKernel::NoRecord, local_service::Counter::PathsNoRecord),
-    (LeftToKernel::Silent, local_service::Counter::PathsSilent),
-    (LeftToKernel::Refused, local_service::Counter::PathsRefused),
-    (LeftToKernel::Overloaded, local_service::Counter::PathsOverloaded),
-    (LeftToKernel::Abandoned, local_service::Counter::PathsAbandoned),
-    (LeftToKernel::Malformed, local_service::Counter::PathsMalformed),
+pub(super) const LEFT_TO_KERNEL: [(&str, local_service::Counter); 8] = [
+    ("unknown-port", local_service::Counter::PathsUnknown),
+    ("no-sa", local_service::Counter::PathsNoSa),
+    ("no-record", local_service::Counter::PathsNoRecord),
+    ("silent", local_service::Counter::PathsSilent),
+    ("refused", local_service::Counter::PathsRefused),
+    ("overloaded", local_service::Counter::PathsOverloaded),
+    ("abandoned", local_service::Counter::PathsAbandoned),
+    ("malformed", local_service::Counter::PathsMalformed),
 ];
 
 fn add<C: counters::Counter>(

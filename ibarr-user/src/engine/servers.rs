@@ -19,7 +19,7 @@ use tracing::warn;
 use super::inputs::Input;
 use super::{Engine, LAST_WORDS, log};
 use crate::bpf::Responder;
-use crate::control::messages::{IpVersion, ServerStatus};
+use crate::control::messages::ServerStatus;
 use crate::sys::clock;
 use crate::transport::Counters;
 use crate::transport::inherited::Inherited;
@@ -169,10 +169,7 @@ impl Servers {
     pub(super) fn status(&self) -> Vec<ServerStatus> {
         let status = |socket: &Socket| {
             let (family, blocked, receive_buffer) = socket.shown();
-            let family = match family {
-                Family::V4 => IpVersion::V4,
-                Family::V6 => IpVersion::V6,
-            };
+            let family = family.to_string().to_lowercase();
             let vrf = socket.vrf.map(|vrf| vrf.to_string());
             ServerStatus { family, port: self.port, vrf, blocked, receive_buffer }
         };

@@ -10,12 +10,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::logging::ids;
+use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info, warn};
 
 /// Another process with a socket in the kernel's group.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[skip_serializing_none]
+#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Listener {
     /// Process id; `None` if the owner of the socket is not visible.
     pub pid: Option<u32>,
