@@ -109,10 +109,30 @@ pub(super) fn unexpected(answer: Result<Body, Failure>) -> Failure {
 }
 
 pub(super) fn other_version() -> Failure {
-    Failure {
-        kind: FailureKind::Internal,
-        message: "the daemon speaks another version: its answer has another type".to_owned(),
-    }
+    internal("the daemon speaks another version: its answer has another type".to_owned())
+}
+
+/// Runs a command that signals may interrupt. A thread that waits for an answer then delays no one.
+pub(super) fn block_on<T>(command: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime =
+        runtime.map_err(|error| internal(format!("no event loop for signals: {error}")))?;
+    let outcome = runtime.block_on(command);
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Starts to ask in a thread.
+pub(super) fn aside<T: Send + 'static>(
+    ask: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> impl Future<Output = Result<T, Failure>> {
+    let asked = tokio::task::spawn_blocking(ask);
+    let ended = |error| internal(format!("the thread that asks has ended: {error}"));
+    async move { asked.await.map_err(ended)? }
+}
+
+fn internal(message: String) -> Failure {
+    Failure { kind: FailureKind::Internal, message }
 }
 
 pub(super) fn fail(failure: Failure, json: bool) -> Exit {

@@ -2,7 +2,6 @@
 
 //! `ibarr ping`: asks one peer again and again, past the daemon's memory.
 
-use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroU64;
 use std::pin::pin;
@@ -10,7 +9,6 @@ use std::time::Duration;
 
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 
 use super::resolve::FamilyArgs;
@@ -77,18 +75,9 @@ fn ping(args: &PingArgs) -> Result<Exit, Failure> {
     if !(args.daemon.json || args.json_lines) {
         print::others(&destination.text, target.ip, &others);
     }
-    let internal = |error: io::Error| {
-        let message = format!("no event loop for signals: {error}");
-        Failure { kind: FailureKind::Internal, message }
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(internal)?;
     let mut rounds =
         Rounds { args, destination, target, others, tally: Tally::default(), last: None };
-    let outcome = runtime.block_on(rounds.run());
-    // A round that waits for its answer delays no one.
-    runtime.shutdown_background();
-    outcome?;
+    ask::block_on(rounds.run())?;
     Ok(rounds.end())
 }
 
@@ -117,12 +106,8 @@ impl Rounds<'_> {
             next = Instant::now() + self.args.interval;
             let daemon = self.args.daemon.clone();
             let (target, timeout) = (self.target, self.args.timeout);
-            let asked = spawn_blocking(move || ask_peer(&daemon, target, timeout));
             let answer = tokio::select! {
-                answer = asked => answer.map_err(|error| Failure {
-                    kind: FailureKind::Internal,
-                    message: format!("the thread that asks has ended: {error}"),
-                })??,
+                answer = ask::aside(move || ask_peer(&daemon, target, timeout)) => answer?,
                 () = &mut interrupted => return Ok(()),
             };
             self.note(round, answer);

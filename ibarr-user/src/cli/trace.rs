@@ -2,7 +2,6 @@
 
 //! `ibarr trace`: shows what happens to each request, as it happens.
 
-use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -17,7 +16,6 @@ use ibarr_proto::request::{Source, Status};
 use ibarr_proto::shares::User;
 use ibarr_proto::trace::{Caller, Event, Filter, Step, Subject};
 use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
 
 use super::ping::interrupted;
 use super::{Daemon, Exit, ask, doctor, print};
@@ -42,23 +40,10 @@ pub(super) struct TraceArgs {
 }
 
 pub(super) fn run(args: &TraceArgs) -> Exit {
-    match trace(args) {
+    match ask::block_on(follow(args)) {
         Ok(()) => Exit::Ok,
         Err(failure) => ask::fail(failure, args.daemon.json),
     }
-}
-
-fn trace(args: &TraceArgs) -> Result<(), Failure> {
-    let internal = |error: io::Error| {
-        let message = format!("no event loop for signals: {error}");
-        Failure { kind: FailureKind::Internal, message }
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(internal)?;
-    let outcome = runtime.block_on(follow(args));
-    // The thread that waits for the next event delays nothing.
-    runtime.shutdown_background();
-    outcome
 }
 
 /// Prints until the trace ends, or with a signal.
@@ -80,7 +65,7 @@ async fn follow(args: &TraceArgs) -> Result<(), Failure> {
     let daemon = args.daemon.clone();
     // One at a time: what this command has not read yet waits in the daemon, and is bounded there.
     let (parts, mut read) = mpsc::channel(1);
-    let asked = spawn_blocking(move || {
+    let asked = ask::aside(move || {
         daemon.connect()?.ask(&request, |part| {
             // The command may have been interrupted.
             drop(parts.blocking_send(part));
@@ -103,17 +88,9 @@ async fn follow(args: &TraceArgs) -> Result<(), Failure> {
             return Ok(());
         }
     }
-    let end = asked.await.map_err(|error| Failure {
-        kind: FailureKind::Internal,
-        message: format!("the thread that asks has ended: {error}"),
-    })?;
-    match end {
-        Ok(Body::Traced { traced }) => {
-            report.end(traced.ended, traced.lost);
-            Ok(())
-        }
-        end => Err(ask::unexpected(end)),
-    }
+    let Body::Traced { traced } = asked.await? else { return Err(ask::other_version()) };
+    report.end(traced.ended, traced.lost);
+    Ok(())
 }
 
 /// Prints the parts of a trace, and counts them.
