@@ -18,12 +18,18 @@ pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
         Body::Path { path } if path.status != PathStatus::Found => Exit::Negative,
         _ => Exit::Ok,
     };
-    if daemon.json {
+    show(body, daemon.json);
+    exit
+}
+
+/// Prints a document for programs or for people.
+pub(super) fn show(body: Body, is_json: bool) -> Exit {
+    if is_json {
         print::json(&body.into());
     } else {
         print::body(&body);
     }
-    exit
+    Exit::Ok
 }
 
 /// Adds why the service has ended, which systemd knows from its last words.
@@ -67,13 +73,7 @@ pub(super) fn addresses(daemon: &Daemon) -> Exit {
         }
     }
     let entries = all.into_values().collect();
-    let body = Body::Cache { entries, next: None };
-    if daemon.json {
-        print::json(&body.into());
-    } else {
-        print::body(&body);
-    }
-    Exit::Ok
+    show(Body::Cache { entries, next: None }, daemon.json)
 }
 
 /// Prints the whole path cache, which may have millions of entries: each page as it arrives.

@@ -9,7 +9,7 @@ use annotate_snippets::renderer::DEFAULT_TERM_WIDTH;
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 
 use super::exit::Exit;
-use super::{place, print};
+use super::{ask, place, print};
 use crate::causes::chain;
 use crate::config::{self, Absent, Config, Effective, Error, Mistake, Source};
 use crate::control::messages::{Body, Failure, FailureKind, Setting};
@@ -32,12 +32,7 @@ pub(super) fn validate(file: Option<PathBuf>, json: bool) -> Exit {
     let names: Vec<_> = sources.into_iter().map(|source| source.name).collect();
     let names = if names.is_empty() { "defaults".to_owned() } else { names.join(", ") };
     let done = format!("{names}: no mistakes{}", warnings.collect::<String>());
-    if json {
-        print::json(&Body::Done { done }.into());
-    } else {
-        print::line(&done);
-    }
-    Exit::Ok
+    ask::show(Body::Done { done }, json)
 }
 
 /// Prints every key, its value, and where that comes from. The text is a configuration again.

@@ -35,7 +35,7 @@ pub(super) fn run(args: &CountersArgs) -> Exit {
         }
         let text = |(name, description): (_, Description)| (name, description.text.to_owned());
         let descriptions = descriptions.into_iter().map(text);
-        return show(json, Body::Descriptions { descriptions: descriptions.collect() });
+        return ask::show(Body::Descriptions { descriptions: descriptions.collect() }, json);
     }
     let mut counters = match args.daemon.ask(&Request::Counters) {
         Ok(Body::Counters { counters }) => counters,
@@ -53,16 +53,7 @@ pub(super) fn run(args: &CountersArgs) -> Exit {
         print::line(&format!("all {count} counters are 0 (--all shows them)"));
         return Exit::Ok;
     }
-    show(json, Body::Counters { counters })
-}
-
-fn show(json: bool, body: Body) -> Exit {
-    if json {
-        print::json(&body.into());
-    } else {
-        print::body(&body);
-    }
-    Exit::Ok
+    ask::show(Body::Counters { counters }, json)
 }
 
 fn is_wanted(args: &CountersArgs, name: &str) -> bool {

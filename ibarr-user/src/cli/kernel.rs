@@ -11,7 +11,7 @@ use ibarr_proto::ip2gid::Family;
 use ipnet::IpNet;
 use nix::net::if_::if_indextoname;
 
-use super::{Exit, ask, print};
+use super::{Exit, ask};
 use crate::bpf::{self, Detached};
 use crate::causes::chain;
 use crate::control::messages::{
@@ -33,13 +33,7 @@ pub(super) fn show(dir: &Path, json: bool) -> Exit {
         }
         Err(error) => return ask::fail(failure(&error), json),
     };
-    let body = Body::Kernel { kernel: document(&left) };
-    if json {
-        print::json(&body.into());
-    } else {
-        print::body(&body);
-    }
-    Exit::Ok
+    ask::show(Body::Kernel { kernel: document(&left) }, json)
 }
 
 /// Removes all that daemons have left in the kernel.
@@ -59,12 +53,7 @@ pub(super) fn detach(dir: &Path, json: bool) -> Exit {
         }
         Err(error) => return ask::fail(failure(&error), json),
     };
-    if json {
-        print::json(&Body::Done { done }.into());
-    } else {
-        print::line(&done);
-    }
-    Exit::Ok
+    ask::show(Body::Done { done }, json)
 }
 
 fn document(left: &bpf::Left) -> KernelMaps {
