@@ -131,7 +131,7 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
     let (systemd, told) = Systemd::start(clock::now())
         .map_err(|error| Error::Kernel("a thread for systemd", error))?;
     let at_end = systemd.clone();
-    let access = Access::start(|| access::look_up(control_socket::GROUP))
+    let access = Access::start(|| access::find_group(control_socket::GROUP))
         .map_err(|error| Error::Kernel("a thread for the user database", error))?;
     let shared = control::Control::new(access, options.descriptors.connections);
     let metrics = Server::start(config.metrics.clone(), asks.clone(), Arc::clone(&shared.counters))
@@ -143,7 +143,7 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
         rng,
         local_service,
         acm,
-        look_up: transport::names::look_up,
+        resolve: transport::names::resolve,
         servers,
         control: shared.clone(),
         systemd,

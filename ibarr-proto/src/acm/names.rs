@@ -40,12 +40,12 @@ impl Acm {
         }
         self.not_remembered(id);
         for name in missing {
-            self.look_up(now, id, name);
+            self.ask_for_name(now, id, name);
         }
         self.start_look_ups(now);
     }
 
-    fn look_up(&mut self, now: Instant, id: LookupId, name: Name) {
+    fn ask_for_name(&mut self, now: Instant, id: LookupId, name: Name) {
         let Some(lookup) = self.lookups.get(&id) else { return };
         let Lookup { client, user, deadline, .. } = **lookup;
         if self.names.is_under_way(&name) {

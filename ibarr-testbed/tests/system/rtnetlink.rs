@@ -625,7 +625,7 @@ fn route_lookup_gives_the_next_hop_or_the_reason_for_none() {
         // Ask all at once, each many times.
         for _ in 0..100 {
             for (target, egress, _) in cases {
-                routes.lookup(Question::new(ip(target), egress).unwrap().into());
+                routes.route(Question::new(ip(target), egress).unwrap().into());
             }
         }
         (routes, answers, counters)

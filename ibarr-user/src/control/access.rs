@@ -36,18 +36,18 @@ pub enum GroupId {
 }
 
 impl Access {
-    /// Starts the thread, which calls `look_up` now and after each [`Self::look_again`].
+    /// Starts the thread, which calls `find_group` now and after each [`Self::look_again`].
     ///
     /// # Errors
     /// If the thread cannot be started.
     pub fn start(
-        look_up: impl Fn() -> io::Result<Option<u32>> + Send + 'static,
+        find_group: impl Fn() -> io::Result<Option<u32>> + Send + 'static,
     ) -> io::Result<Self> {
         let (told, group) = watch::channel(GroupId::Unknown);
         let (look, mut looks) = mpsc::channel(1);
         thread::Builder::new().name("groups".to_owned()).spawn(move || {
             loop {
-                let found = look_up();
+                let found = find_group();
                 if let Err(error) = &found {
                     warn!(%error, group = super::GROUP, "the user database cannot be read");
                 }
@@ -101,7 +101,7 @@ impl Access {
 ///
 /// # Errors
 /// Errors of getgrnam_r(3).
-pub fn look_up(name: &str) -> io::Result<Option<u32>> {
+pub fn find_group(name: &str) -> io::Result<Option<u32>> {
     Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()))
 }
 
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn failed_look_up_keeps_the_last_gid() {
+    async fn failed_find_group_keeps_the_last_gid() {
         let (mut access, answers) = access();
         let steps = [
             (Err(io::Error::other("sssd is down")), GroupId::Failed("sssd is down".to_owned())),

@@ -130,7 +130,7 @@ impl Engine {
                     self.tell_acm(now, Input::Source { lookup: id, source });
                 } else if self.acm.sources.wait(target, id)
                     && !Question::new(target, None)
-                        .is_some_and(|it| self.acm.routes.lookup(it.into()))
+                        .is_some_and(|it| self.acm.routes.route(it.into()))
                 {
                     self.tell_source(now, target, None);
                 }

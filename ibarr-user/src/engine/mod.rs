@@ -91,7 +91,7 @@ pub struct Setup {
     /// Inherited sockets of ACM.
     pub acm: transport_acm::Inherited,
     /// Finds the addresses of names, and may block.
-    pub look_up: names::LookUp,
+    pub resolve: names::Resolve,
     /// Inherited sockets of the ip2gid port.
     pub servers: Inherited,
     /// State shared with the control socket.
@@ -153,7 +153,7 @@ impl Engine {
             rng,
             local_service,
             acm,
-            look_up,
+            resolve,
             servers,
             control,
             systemd,
@@ -196,7 +196,7 @@ impl Engine {
         inputs.hear(answers, Input::Source);
         let (acm, served) = Acm::start(acm, acm_sender, ready_sender, sources)?;
         inputs.hear(served, Input::AcmServed);
-        let (names, answers) = Names::new(look_up);
+        let (names, answers) = Names::new(resolve);
         inputs.hear(answers, Input::Named);
         let (preloaded, files) = mpsc::channel(1);
         inputs.hear(files, |loaded| Input::Preloaded(Box::new(loaded)));

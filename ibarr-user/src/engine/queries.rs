@@ -80,7 +80,7 @@ impl Engine {
             Output::Route(candidate) => {
                 self.node.trace().step(now, candidate.question, Step::RouteSought);
                 self.queries.note(candidate);
-                if !self.queries.routes.lookup(candidate) {
+                if !self.queries.routes.route(candidate) {
                     self.tell_client(now, Input::Route { candidate, route: None });
                 }
             }

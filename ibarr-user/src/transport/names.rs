@@ -16,7 +16,7 @@ use tracing::debug;
 #[derive(Debug)]
 pub struct Names {
     named: mpsc::Sender<Named>,
-    look_up: LookUp,
+    resolve: Resolve,
 }
 
 /// The addresses of a name.
@@ -29,21 +29,21 @@ pub struct Named {
 }
 
 /// Finds the addresses of a name, and may block.
-pub type LookUp = fn(&str) -> io::Result<Vec<IpAddr>>;
+pub type Resolve = fn(&str) -> io::Result<Vec<IpAddr>>;
 
 /// Asks the system's resolver.
 ///
 /// # Errors
 /// Those of getaddrinfo(3).
-pub fn look_up(name: &str) -> io::Result<Vec<IpAddr>> {
+pub fn resolve(name: &str) -> io::Result<Vec<IpAddr>> {
     Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
 }
 
 impl Names {
-    /// Looks names up by `look_up`.
-    pub fn new(look_up: LookUp) -> (Self, mpsc::Receiver<Named>) {
+    /// Looks names up by `resolve`.
+    pub fn new(resolve: Resolve) -> (Self, mpsc::Receiver<Named>) {
         let (named, answers) = mpsc::channel(super::NAMES);
-        (Self { named, look_up }, answers)
+        (Self { named, resolve }, answers)
     }
 
     /// Asks for a name without waiting. [`Named`] follows.
@@ -51,9 +51,9 @@ impl Names {
     /// # Errors
     /// If no thread can be started.
     pub fn ask(&self, name: Name) -> io::Result<()> {
-        let (named, look_up) = (self.named.clone(), self.look_up);
+        let (named, resolve) = (self.named.clone(), self.resolve);
         let ask = move || {
-            let addresses = look_up(name.as_str()).unwrap_or_else(|error| {
+            let addresses = resolve(name.as_str()).unwrap_or_else(|error| {
                 debug!(?name, %error, "the system's resolver knows no address");
                 Vec::new()
             });
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn resolver_of_the_system_reads_numbers_without_a_network() {
-        assert_eq!(look_up("10.2.0.5").unwrap(), [ADDRESS]);
-        assert!(look_up("").is_err());
+        assert_eq!(resolve("10.2.0.5").unwrap(), [ADDRESS]);
+        assert!(resolve("").is_err());
     }
 }

@@ -116,7 +116,7 @@ impl Routes {
     }
 
     /// Asks for a route, and gets one answer. Returns whether there was room for it.
-    pub fn lookup(&self, candidate: Candidate) -> bool {
+    pub fn route(&self, candidate: Candidate) -> bool {
         self.ask(Asked::Route(candidate))
     }
 
@@ -411,11 +411,11 @@ mod tests {
         let routes = Routes { questions, counters: Arc::clone(&counters) };
         let question = Question::new([10, 1, 0, 1].into(), None).unwrap();
         let route = Candidate::from(question);
-        assert_eq!([routes.lookup(route), routes.lookup(route)], [true, true]);
-        assert!(!routes.lookup(route));
+        assert_eq!([routes.route(route), routes.route(route)], [true, true]);
+        assert!(!routes.route(route));
         assert_eq!(counters.get(Counter::RouteRefused), 1);
         assert_eq!(queued.try_recv(), Ok(Asked::Route(route)));
-        assert!(routes.lookup(route));
+        assert!(routes.route(route));
     }
 
     #[test]
