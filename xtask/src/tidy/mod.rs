@@ -4,6 +4,7 @@
 //! and has a test in which it fails.
 
 mod arrows;
+mod counts;
 mod licences;
 mod modules;
 mod text;
@@ -41,6 +42,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     problems.extend(modules::check(&files));
     problems.extend(text::links(&files));
     problems.extend(text::paths(&files));
+    problems.extend(text::paths_in_comments(&files));
     problems.extend(text::proofs(&files));
     problems.extend(text::test_command(&files));
     problems.extend(weight::check(&files));

@@ -17,7 +17,6 @@ const LONG: &str = "long because";
 /// The places with `unsafe` code, for memory and system calls. The rest of the tree has none.
 const UNSAFE_PLACES: &[&str] = &[
     "ibarr-user/src/sys/",
-    "ibarr-user/src/sys.rs",
     "ibarr-user/src/bpf/",
     "ibarr-ebpf/src/",
     "ibarr-fabric/src/bin/ibfab/sys.rs",
@@ -43,6 +42,7 @@ pub(super) fn check(file: &File) -> Problems {
         hand_made_temporary_paths(file),
         unsafe_places(file),
         inherited_environment(file),
+        ask_and_lookup(file),
         ignored_tests(file),
         lints(file),
     ]
@@ -121,6 +121,19 @@ fn inherited_environment(file: &File) -> Option<String> {
     })
 }
 
+/// `lookup` never uses the network: it stands in a core. What asks others is called `resolve`.
+fn ask_and_lookup(file: &File) -> Option<String> {
+    let is_core = ["ibarr-common/", "ibarr-proto/"].iter().any(|core| file.path.starts_with(core));
+    if !file.has_extension(&["rs"]) || file.is_test() {
+        return None;
+    }
+    file.find(|line| {
+        line.contains(concat!("fn ", "lookup")) && !is_core
+            || line.contains(concat!("fn ", "look_up"))
+    })
+    .map(|at| format!("{at}: what may ask others is called `resolve`, or by what it asks for"))
+}
+
 fn ignored_tests(file: &File) -> Option<String> {
     if !file.has_extension(&["rs"]) {
         return None;
@@ -176,6 +189,27 @@ pub(super) fn paths(files: &[File]) -> Problems {
             let is_file = name.rsplit('/').next().is_some_and(|file| file.contains('.'));
             let is_path = is_ours && is_file && !name.contains(['*', ' ']);
             if is_path && !files.iter().any(|other| other.path == name) {
+                problems.push(format!("{}: it names `{name}`, which does not exist", file.path));
+            }
+        }
+    }
+    problems
+}
+
+/// Checks that each of our sources that a comment names exists. A comment may leave out the first folders.
+pub(super) fn paths_in_comments(files: &[File]) -> Problems {
+    let mut problems = Problems::new();
+    for file in files.iter().filter(|file| file.has_extension(&["rs", "c", "h"])) {
+        let comments = file.text.lines().filter_map(|line| Some(line.split_once("// ")?.1));
+        let is_path = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+        for name in comments.flat_map(|text| text.split(|c| !is_path(c))) {
+            let name = name.trim_end_matches('.').trim_start_matches("../");
+            let is_ours = name.strip_suffix(".rs").is_some_and(|path| path.contains('/'));
+            let is_there = |other: &File| {
+                let before = other.path.strip_suffix(name);
+                before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
+            };
+            if is_ours && !files.iter().any(is_there) {
                 problems.push(format!("{}: it names `{name}`, which does not exist", file.path));
             }
         }
@@ -337,6 +371,19 @@ mod tests {
     }
 
     #[test]
+    fn network_behind_a_lookup_is_found() {
+        for (path, name, is_found) in [
+            ("ibarr-proto/src/a.rs", "lookup", false),
+            ("ibarr-proto/src/a.rs", "look_up", true),
+            ("ibarr-user/src/a.rs", "lookup", true),
+            ("ibarr-user/src/tests.rs", "lookup", false),
+        ] {
+            let text = format!("    {} {name}(&self) {{}}\n", "fn");
+            assert_eq!(ask_and_lookup(&file(path, &text)).is_some(), is_found, "{path}: {name}");
+        }
+    }
+
+    #[test]
     fn ignored_test_is_found() {
         let text = format!("#[test]\n#[{} = \"slow\"]\nfn f() {{}}\n", "ignore");
         assert!(ignored_tests(&file("a.rs", &text)).is_some());
@@ -375,6 +422,15 @@ mod tests {
         let text = "`a/src/lib.rs` `a/src/gone.rs` `a/*.rs` `proto/x.rs` `gone.rs`";
         let files = [file("a.md", text), file("a/src/lib.rs", "")];
         assert_eq!(paths(&files), ["a.md: it names `a/src/gone.rs`, which does not exist"]);
+    }
+
+    #[test]
+    fn path_that_only_a_comment_has_is_found() {
+        let text =
+            "//! See src/b.rs, and net/core/xdp.c.\nlet path = \"x/y.rs\"; /\u{2f} a/src/gone.rs\n";
+        let files = [file("a/src/a.rs", text), file("a/src/b.rs", "")];
+        let found = paths_in_comments(&files);
+        assert_eq!(found, ["a/src/a.rs: it names `a/src/gone.rs`, which does not exist"]);
     }
 
     #[test]

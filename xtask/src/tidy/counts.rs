@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Numbers that shall fall: what is left of habits that the rules in CONTRIBUTING.md forbid, and the words of
+//! the documents. Each has a row in the budget.
+
+use super::File;
+
+/// What is counted: its name in the budget, its unit, and the count of one file.
+type Rule = (&'static str, &'static str, fn(&File) -> usize);
+
+/// The places that move bytes and decide nothing.
+const DRIVER: [&str; 3] =
+    ["ibarr-user/src/engine/", "ibarr-user/src/transport/", "ibarr-user/src/bpf/"];
+
+/// The modules of `ibarr-proto` that the engine needs.
+const FOR_THE_ENGINE: [&str; 3] = ["node", "turn", "status"];
+
+const RULES: [Rule; 9] = [
+    ("type-aliases", "type aliases", |file| code(file).filter(|line| is_alias(line)).count()),
+    ("short-docs", "doc lines of two or three words", short_docs),
+    ("README.md", "words", |file| if file.path == "README.md" { words(file) } else { 0 }),
+    (
+        "ARCHITECTURE.md",
+        "words",
+        |file| if file.path == "ARCHITECTURE.md" { words(file) } else { 0 },
+    ),
+    ("documents", "words", |file| if file.has_extension(&["md"]) { words(file) } else { 0 }),
+    ("engine-of-proto", "names of ibarr_proto besides node, turn and status", cores_in_the_engine),
+    ("driver-durations", "constants of a duration in engine, transport and bpf", |file| {
+        in_driver(file, |line| line.contains("const ") && line.contains(": Duration ="))
+    }),
+    ("driver-retries", "lines about retries in engine, transport and bpf", |file| {
+        in_driver(file, |line| ["RETRY", "retry_at", "Repair"].iter().any(|it| line.contains(it)))
+    }),
+    ("driver-outcomes", "lines that tell outcomes apart in engine, transport and bpf", |file| {
+        in_driver(file, |line| line.contains("Outcome::"))
+    }),
+];
+
+/// Each name, its unit, and the number of all files together.
+pub(super) fn all(files: &[File]) -> impl Iterator<Item = (&'static str, &'static str, usize)> {
+    RULES.iter().map(|&(name, unit, rule)| (name, unit, files.iter().map(rule).sum()))
+}
+
+/// The lines of a Rust source that are not comments and not in `mod tests`.
+fn code(file: &File) -> impl Iterator<Item = &str> {
+    let text = if file.has_extension(&["rs"]) { &file.text[..] } else { "" };
+    let lines = text.lines().take_while(|line| *line != "mod tests {");
+    lines.filter(|line| !line.trim_start().starts_with("//"))
+}
+
+fn in_driver(file: &File, is_it: impl Fn(&str) -> bool) -> usize {
+    if file.is_test() || !DRIVER.iter().any(|place| file.path.starts_with(place)) {
+        return 0;
+    }
+    code(file).filter(|line| is_it(line)).count()
+}
+
+fn cores_in_the_engine(file: &File) -> usize {
+    if file.is_test() || !file.path.starts_with(DRIVER[0]) {
+        return 0;
+    }
+    let named = code(file).flat_map(|line| line.split("ibarr_proto::").skip(1));
+    named.filter(|rest| !FOR_THE_ENGINE.iter().any(|module| rest.starts_with(module))).count()
+}
+
+/// Associated types stand deeper.
+fn is_alias(line: &str) -> bool {
+    let line = line.strip_prefix("pub").unwrap_or(line);
+    let line = line.strip_prefix("(crate)").or(line.strip_prefix("(super)")).unwrap_or(line);
+    line.strip_prefix(' ').unwrap_or(line).starts_with("type ")
+}
+
+fn short_docs(file: &File) -> usize {
+    let lines = if file.has_extension(&["rs"]) { file.text.lines() } else { "".lines() };
+    let texts = lines.filter_map(|line| line.trim_start().strip_prefix("/// "));
+    texts.filter(|text| (2..=3).contains(&text.split_whitespace().count())).count()
+}
+
+fn words(file: &File) -> usize {
+    file.text.split_whitespace().count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(path: &str, text: &str) -> Vec<(&'static str, usize)> {
+        let file = File { path: path.to_owned(), text: text.to_owned() };
+        let all = all(std::slice::from_ref(&file));
+        all.filter(|count| count.2 > 0).map(|(name, _, count)| (name, count)).collect()
+    }
+
+    #[test]
+    fn each_rule_counts_what_it_names() {
+        let aliases = "type A = u8;\npub type B = u8;\npub(crate) type C = u8;\n    type D = u8;\n";
+        assert_eq!(counts("a/src/b.rs", aliases), [("type-aliases", 3)]);
+        let docs = "/// One.\n/// The port.\n    /// The other port.\n/// The port of a node.\n";
+        assert_eq!(counts("a/src/b.rs", docs), [("short-docs", 2)]);
+        assert_eq!(counts("README.md", "two words\n"), [("README.md", 2), ("documents", 2)]);
+        assert_eq!(counts("docs/a.md", "two words\n"), [("documents", 2)]);
+        let engine = "use ibarr_proto::node::Node;\nuse ibarr_proto::sa;\n// ibarr_proto::acm\n";
+        assert_eq!(counts("ibarr-user/src/engine/a.rs", engine), [("engine-of-proto", 1)]);
+        assert!(counts("ibarr-user/src/engine/tests.rs", engine).is_empty());
+        let driver = "const RETRY: Duration = LONG;\nmatch x { Outcome::A => 1, _ => 2 }\n";
+        let found = [("driver-durations", 1), ("driver-retries", 1), ("driver-outcomes", 1)];
+        assert_eq!(counts("ibarr-user/src/bpf/a.rs", driver), found);
+        assert!(counts("ibarr-user/src/cli/a.rs", driver).is_empty());
+        assert!(counts("ibarr-user/src/bpf/a.rs", &format!("mod tests {{\n{driver}")).is_empty());
+    }
+}
