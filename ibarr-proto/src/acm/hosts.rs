@@ -2,14 +2,13 @@
 
 //! GIDs of names and addresses that the administrator has listed.
 
-use std::cmp::Ordering;
 use std::net::{IpAddr, Ipv6Addr};
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::acm::{Address, Name};
 
 /// A table that is read far more often than it is replaced: sorted, in three pieces of memory. An address takes
-/// 32 bytes, a name 20 and its letters.
+/// 32 bytes, a name 24 and its letters.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Hosts {
     /// The names in lower case, in order, one after the other.
@@ -18,14 +17,15 @@ pub struct Hosts {
     addresses: Box<[(Ipv6Addr, Gid)]>,
 }
 
-/// The text of a name ends where that of the next one begins.
+/// A name by the place of its letters.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Named {
     start: u32,
+    len: u8,
     gid: Gid,
 }
 
-const _: () = assert!(size_of::<Named>() == 20 && size_of::<(Ipv6Addr, Gid)>() == 32);
+const _: () = assert!(size_of::<Named>() == 24 && size_of::<(Ipv6Addr, Gid)>() == 32);
 
 impl Hosts {
     /// The largest number of entries: with it, the text of all names is shorter than 2³² bytes.
@@ -48,7 +48,7 @@ impl Hosts {
         let mut add = |(name, _, gid): &(String, usize, Gid)| {
             let start = u32::try_from(text.len()).ok()?;
             text.push_str(name);
-            Some(Named { start, gid: *gid })
+            Some(Named { start, len: name.len().try_into().ok()?, gid: *gid })
         };
         let names = names.iter().filter_map(&mut add).collect();
         let addresses = addresses.into_iter().map(|(ip, _, gid)| (ip, gid)).collect();
@@ -60,7 +60,7 @@ impl Hosts {
         match address {
             Address::Name(name) => {
                 let name = folded(name);
-                let at = self.search(|at| self.name(at).cmp(&name))?;
+                let at = self.names.binary_search_by(|it| self.name(it).cmp(&name)).ok()?;
                 Some(self.names.get(at)?.gid)
             }
             Address::Ip(ip) => {
@@ -80,22 +80,9 @@ impl Hosts {
         self.len() == 0
     }
 
-    fn search(&self, compare: impl Fn(usize) -> Ordering) -> Option<usize> {
-        let (mut from, mut to) = (0, self.names.len());
-        while from < to {
-            let at = from.midpoint(to);
-            match compare(at) {
-                Ordering::Less => from = at + 1,
-                Ordering::Equal => return Some(at),
-                Ordering::Greater => to = at,
-            }
-        }
-        None
-    }
-
-    fn name(&self, at: usize) -> &str {
-        let place = |at: usize| self.names.get(at).map_or(self.text.len(), |it| it.start as usize);
-        self.text.get(place(at)..place(at + 1)).unwrap_or_default()
+    fn name(&self, named: &Named) -> &str {
+        let start = named.start as usize;
+        self.text.get(start..start + usize::from(named.len)).unwrap_or_default()
     }
 }
 

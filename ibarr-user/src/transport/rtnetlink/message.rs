@@ -13,6 +13,7 @@ use ibarr_common::ib::PKey;
 use ibarr_proto::local_view::{
     AddressId, AltNames, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
+use ipnet::IpNet;
 use neli::consts::nl::{NlmF, Nlmsg};
 use neli::consts::rtnl::{Ifa, Iff, Ifla, IflaInfo, RtAddrFamily, RtScope, RtaType, Rtm};
 use neli::nl::{NlPayload, NlmsghdrBuilder};
@@ -219,10 +220,7 @@ fn address(payload: &[u8]) -> Result<Option<InterfaceAddress>, Malformed> {
     let address = local.or(other).ok_or(Malformed::AttributeMissing)?;
     let peer = other.filter(|other| *other != address);
     let prefix_len = *message.ifa_prefixlen();
-    let bits = if address.is_ipv4() { 32 } else { 128 };
-    if prefix_len > bits {
-        return Err(Malformed::PrefixLen);
-    }
+    IpNet::new(address, prefix_len).map_err(|_| Malformed::PrefixLen)?;
     let ifindex = IfIndex::new(*message.ifa_index()).ok_or(Malformed::IfIndex)?;
     let flags = match attribute(attributes, Ifa::Flags) {
         Some(flags) => number(flags)?,
