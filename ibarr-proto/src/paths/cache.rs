@@ -32,19 +32,20 @@ pub(super) struct Cache {
     max: usize,
 }
 
-/// A question in the form of the cache, 48 bytes.
+/// A question in the form of the cache, 48 bytes. A snapshot has the same values and flags.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Key {
-    dgid: [u8; 16],
-    sgid: [u8; 16],
-    service_id: u64,
-    port: PortIndex,
+    pub(super) dgid: [u8; 16],
+    pub(super) sgid: [u8; 16],
+    pub(super) service_id: u64,
+    pub(super) port: PortIndex,
     /// 0, which is not a legal P_Key, if the question has none.
-    pkey: u16,
-    qos_class: u16,
-    tclass: u8,
-    /// Whether the path is reversible, and which optional parts are present.
-    flags: u8,
+    pub(super) pkey: u16,
+    pub(super) qos_class: u16,
+    pub(super) tclass: u8,
+    /// 1 if the path is reversible; 2, 4, 8, 16 if there are a service id, a class of service, a
+    /// traffic class, a P_Key.
+    pub(super) flags: u8,
 }
 
 /// A remembered answer.
@@ -72,7 +73,8 @@ impl Key {
             flags: flag(question.reversible, 0)
                 | flag(question.service_id.is_some(), 1)
                 | flag(question.qos_class.is_some(), 2)
-                | flag(question.tclass.is_some(), 3),
+                | flag(question.tclass.is_some(), 3)
+                | flag(question.pkey.is_some(), 4),
         }
     }
 
@@ -414,7 +416,7 @@ mod tests {
             Key { pkey: 1, ..key },
             Key { qos_class: 1, ..key },
             Key { tclass: 1, ..key },
-            Key { flags: 2, ..key },
+            Key { flags: key.flags ^ 2, ..key },
         ];
         let hashes: BTreeSet<_> =
             others.iter().chain([&key]).map(|key| seeded.hash_one(key)).collect();

@@ -19,7 +19,7 @@
 //! | of a port | | of a path | |
 //! |---|---|---|---|
 //! | 0 | device, padded with zeros | 0 | index of its port (16 bits) |
-//! | 64 | port number (8 bits) | 2 | parts of the question: see `FLAG_…` (8 bits) |
+//! | 64 | port number (8 bits) | 2 | parts of the question: flags of `Key` (8 bits) |
 //! | 65 | LMC (8 bits) | 3 | traffic class (8 bits) |
 //! | 66 | LID (16 bits) | 4 | partition (16 bits) |
 //! | 68 | the subnet manager's LID (16 bits) | 6 | class of service (16 bits) |
@@ -37,13 +37,15 @@ mod walk;
 use std::time::Duration;
 
 use crc::{CRC_32_ISO_HDLC, Crc, Digest};
-use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PathRecord, PortNum, QosClass, ServiceId};
+use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PathRecord, PortNum};
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_common::wire::umad::PKeyIndex;
 use thiserror::Error;
 
+use super::cache::Key;
 use super::leads;
 use super::types::{PortFacts, PortName};
+use crate::sa::PortIndex;
 
 pub(super) use self::restoring::Restoring;
 pub use self::restoring::{Origin, Restored, Verdict};
@@ -142,23 +144,16 @@ impl KeptPath {
     }
 
     fn emit(&self) -> Vec<u8> {
-        let PathQuestion { dgid, sgid, reversible, pkey, tclass, service_id, qos_class } =
-            self.question;
-        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
-        let flags = flag(reversible, FLAG_REVERSIBLE)
-            | flag(service_id.is_some(), FLAG_SERVICE_ID)
-            | flag(qos_class.is_some(), FLAG_QOS_CLASS)
-            | flag(tclass.is_some(), FLAG_TCLASS)
-            | flag(pkey.is_some(), FLAG_PKEY);
+        let key = Key::new(PortIndex(self.port), &self.question);
         let mut octets = Vec::with_capacity(PATH_LEN);
         octets.extend(self.port.to_be_bytes());
-        octets.extend([flags, tclass.unwrap_or_default()]);
-        octets.extend(pkey.map_or(0, PKey::get).to_be_bytes());
-        octets.extend(qos_class.map_or(0, QosClass::get).to_be_bytes());
-        octets.extend(service_id.map_or(0, ServiceId::get).to_be_bytes());
+        octets.extend([key.flags, key.tclass]);
+        octets.extend(key.pkey.to_be_bytes());
+        octets.extend(key.qos_class.to_be_bytes());
+        octets.extend(key.service_id.to_be_bytes());
         octets.extend(self.life.to_be_bytes());
-        octets.extend(dgid.octets());
-        octets.extend(sgid.octets());
+        octets.extend(key.dgid);
+        octets.extend(key.sgid);
         octets.extend(self.record.octets());
         octets
     }
@@ -171,16 +166,10 @@ impl KeptPath {
         let qos_class = u16::from_be_bytes(*take(&mut from)?);
         let service_id = u64::from_be_bytes(*take(&mut from)?);
         let life = u32::from_be_bytes(*take(&mut from)?);
-        let has = |flag: u8| flags & flag != 0;
-        let question = PathQuestion {
-            dgid: Gid::new(*take(&mut from)?)?,
-            sgid: Gid::new(*take(&mut from)?)?,
-            reversible: has(FLAG_REVERSIBLE),
-            pkey: PKey::new(pkey).filter(|_| has(FLAG_PKEY)),
-            tclass: has(FLAG_TCLASS).then_some(tclass),
-            service_id: has(FLAG_SERVICE_ID).then(|| ServiceId::new(service_id)),
-            qos_class: QosClass::new(qos_class).filter(|_| has(FLAG_QOS_CLASS)),
-        };
+        let (dgid, sgid) = (*take(&mut from)?, *take(&mut from)?);
+        let key =
+            Key { dgid, sgid, service_id, port: PortIndex(port), pkey, qos_class, tclass, flags };
+        let question = key.question()?;
         let this =
             Self { port, question, record: PathRecord::from_octets(*take(&mut from)?), life };
         // There is one encoding of a path, so fields without meaning are zero.
@@ -333,12 +322,6 @@ const PORT_LEN: usize = 88;
 const PKEY_LEN: usize = 4;
 const PATH_LEN: usize = 116;
 const TRAILER_LEN: usize = 8;
-
-const FLAG_REVERSIBLE: u8 = 1;
-const FLAG_SERVICE_ID: u8 = 2;
-const FLAG_QOS_CLASS: u8 = 4;
-const FLAG_TCLASS: u8 = 8;
-const FLAG_PKEY: u8 = 16;
 
 /// Takes the first `N` octets off `from`.
 fn take<'a, const N: usize>(from: &mut &'a [u8]) -> Option<&'a [u8; N]> {

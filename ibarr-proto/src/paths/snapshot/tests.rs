@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use ibarr_common::ib::Sl;
+use ibarr_common::ib::{QosClass, ServiceId, Sl};
 use ibarr_common::wire::path_record::Fields;
 use proptest::prelude::*;
 
