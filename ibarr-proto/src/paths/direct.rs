@@ -89,26 +89,8 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     /// Passes the answer to such a question on.
     pub(super) fn land_direct(&mut self, id: QuestionId, outcome: sa::Outcome) {
         let Some((id, query)) = self.direct.0.remove(&id) else { return };
-        let outcome = match outcome {
-            sa::Outcome::Path(record)
-                if Fields::parse(&record).is_ok() && query.has_ends_of(&record) =>
-            {
-                Outcome::Found { record, source: Source::Sa }
-            }
-            sa::Outcome::Path(_) => {
-                self.counters.count(Counter::WrongPath);
-                Outcome::Refused(None)
-            }
-            sa::Outcome::Refused(refusal) if refusal.is_final() => {
-                Outcome::NoRecord { source: Source::Sa }
-            }
-            sa::Outcome::Refused(refusal) => Outcome::Refused(Some(refusal)),
-            sa::Outcome::Unusable | sa::Outcome::ClassPortInfo(_) => Outcome::Refused(None),
-            sa::Outcome::Busy => Outcome::Busy,
-            sa::Outcome::Silent => Outcome::Silent,
-            sa::Outcome::Overloaded => Outcome::Overloaded,
-            sa::Outcome::NoSa => Outcome::NoSa,
-        };
+        let is_it = |record: &_| Fields::parse(record).is_ok() && query.has_ends_of(record);
+        let outcome = self.as_the_sa_says(outcome, is_it);
         self.push(id, outcome, false);
     }
 }

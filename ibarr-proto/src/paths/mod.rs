@@ -619,11 +619,34 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
 
     fn land(&mut self, flight: &Flight, outcome: sa::Outcome) {
         self.by_key.remove(&flight.key);
-        let or_doubted = |otherwise| self.or_doubted(flight.key.port(), flight.doubted, otherwise);
-        let outcome = match outcome {
-            sa::Outcome::Path(record) if leads(&record, &flight.question) => {
+        let mut outcome = self.as_the_sa_says(outcome, |record| leads(record, &flight.question));
+        match outcome {
+            Outcome::Found { record, .. } => {
                 self.note_contradiction(&flight.key, &record);
                 self.remember(flight, Some(record), self.config.ttl);
+            }
+            Outcome::NoRecord { .. } => self.remember(flight, None, self.config.negative_ttl),
+            Outcome::Busy | Outcome::Silent | Outcome::Overloaded => {
+                outcome = self.or_doubted(flight.key.port(), flight.doubted, outcome);
+            }
+            _ => {}
+        }
+        for id in &flight.waiters {
+            if let Some(Waiting { rank, .. }) = self.waiting.remove(id) {
+                self.deadlines.set(*id, None);
+                self.answer(Some(flight.key.port()), *id, rank, outcome);
+            }
+        }
+    }
+
+    /// The answer to a question for which a path is right if `is_it`.
+    fn as_the_sa_says(
+        &mut self,
+        outcome: sa::Outcome,
+        is_it: impl FnOnce(&PathRecord) -> bool,
+    ) -> Outcome {
+        match outcome {
+            sa::Outcome::Path(record) if is_it(&record) => {
                 Outcome::Found { record, source: Source::Sa }
             }
             sa::Outcome::Path(_) => {
@@ -631,21 +654,14 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
                 Outcome::Refused(None)
             }
             sa::Outcome::Refused(refusal) if refusal.is_final() => {
-                self.remember(flight, None, self.config.negative_ttl);
                 Outcome::NoRecord { source: Source::Sa }
             }
             sa::Outcome::Refused(refusal) => Outcome::Refused(Some(refusal)),
             sa::Outcome::Unusable | sa::Outcome::ClassPortInfo(_) => Outcome::Refused(None),
-            sa::Outcome::Busy => or_doubted(Outcome::Busy),
-            sa::Outcome::Silent => or_doubted(Outcome::Silent),
-            sa::Outcome::Overloaded => or_doubted(Outcome::Overloaded),
+            sa::Outcome::Busy => Outcome::Busy,
+            sa::Outcome::Silent => Outcome::Silent,
+            sa::Outcome::Overloaded => Outcome::Overloaded,
             sa::Outcome::NoSa => Outcome::NoSa,
-        };
-        for id in &flight.waiters {
-            if let Some(Waiting { rank, .. }) = self.waiting.remove(id) {
-                self.deadlines.set(*id, None);
-                self.answer(Some(flight.key.port()), *id, rank, outcome);
-            }
         }
     }
 
