@@ -42,14 +42,8 @@ pub struct Jitter(u8);
 impl Jitter {
     /// A tenth of the time.
     pub const TENTH: Self = Self(10);
-
-    /// `None` above 50.
-    pub const fn percent(percent: u8) -> Option<Self> {
-        if percent > 50 {
-            return None;
-        }
-        Some(Self(percent))
-    }
+    /// A quarter of the time.
+    pub const QUARTER: Self = Self(25);
 
     /// `duration` with a random change.
     pub fn spread(self, duration: Duration, rng: &mut impl Rng) -> Duration {
@@ -145,7 +139,7 @@ mod tests {
     proptest! {
         #[test]
         fn resends_stay_within_their_jitter(luck: u32, percent in 0_u8..=20) {
-            let jitter = Jitter::percent(percent).unwrap();
+            let jitter = Jitter(percent);
             let schedule = Schedule::new(const { &[ms(20), ms(60), ms(180)] }, jitter);
             let mut last = Duration::ZERO;
             for (n, offset) in [ms(20), ms(60), ms(180)].into_iter().enumerate() {

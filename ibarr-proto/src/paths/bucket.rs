@@ -58,8 +58,7 @@ impl Seldom {
         if self.next_at.is_some_and(|next_at| now < next_at) {
             return false;
         }
-        let pause = Jitter::percent(25).unwrap_or_default().spread(every, rng);
-        self.next_at = Some(now + pause);
+        self.next_at = Some(now + Jitter::QUARTER.spread(every, rng));
         true
     }
 }

@@ -675,8 +675,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     }
 
     fn remember(&mut self, flight: &Flight, record: Option<PathRecord>, ttl: Duration) {
-        let jitter = Jitter::percent(25).unwrap_or_default();
-        let expires_at = self.now + jitter.spread(ttl, &mut self.rng);
+        let expires_at = self.now + Jitter::QUARTER.spread(ttl, &mut self.rng);
         let remembered = Remembered { record, expires_at, epoch: flight.epoch };
         self.insert(flight.key, remembered);
     }
@@ -688,12 +687,11 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     }
 
     fn note_info(&mut self, port: PortIndex, outcome: sa::Outcome) {
-        let jitter = Jitter::percent(25).unwrap_or_default();
         let (info, again) = match outcome {
             sa::Outcome::ClassPortInfo(info) => (Some(info), self.config.ttl),
             _ => (None, INFO_AGAIN),
         };
-        let again_at = self.now + jitter.spread(again, &mut self.rng);
+        let again_at = self.now + Jitter::QUARTER.spread(again, &mut self.rng);
         if let Some(port) = self.ports.get_mut(port) {
             port.has_qos = info.map_or(port.has_qos, |info| info.has_qos);
             port.info_due = Some(again_at);

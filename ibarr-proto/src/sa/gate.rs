@@ -198,5 +198,5 @@ impl Gate {
 }
 
 fn spread(pause: Duration, rng: &mut impl Rng) -> Duration {
-    Jitter::percent(25).unwrap_or_default().spread(pause, rng)
+    Jitter::QUARTER.spread(pause, rng)
 }
