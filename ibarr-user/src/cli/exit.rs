@@ -19,22 +19,10 @@ pub enum Exit {
     Critical,
     /// `status --check`: the daemon cannot be asked.
     Unknown,
-    /// The command line is invalid (`EX_USAGE`).
-    Usage,
-    /// This machine lacks what the command line names, such as a port (`EX_NOINPUT`).
-    Absent,
-    /// No daemon answers, or it has too many connections (`EX_UNAVAILABLE`).
-    Unreachable,
-    /// An internal error, or a fault of the machine (`EX_SOFTWARE`).
-    Internal,
-    /// Standard output cannot be written (`EX_IOERR`).
+    /// The command has failed.
+    Failed(FailureKind),
+    /// Standard output cannot be written.
     Output,
-    /// Another daemon or command holds the object (`EX_TEMPFAIL`).
-    Busy,
-    /// The user lacks the right (`EX_NOPERM`).
-    Permission,
-    /// The configuration has mistakes (`EX_CONFIG`).
-    Config,
     /// The reader of standard output has closed it: 128 + SIGPIPE, as from a shell.
     ReaderGone,
 }
@@ -47,14 +35,15 @@ impl Exit {
             Self::Negative | Self::Warning => 1,
             Self::Failing | Self::Critical => 2,
             Self::Unknown => 3,
-            Self::Usage => 64,
-            Self::Absent => 66,
-            Self::Unreachable => 69,
-            Self::Internal => 70,
+            // From here on as in sysexits(3).
+            Self::Failed(FailureKind::Usage) => 64,
+            Self::Failed(FailureKind::Absent) => 66,
+            Self::Failed(FailureKind::Unreachable | FailureKind::Overloaded) => 69,
+            Self::Failed(FailureKind::Internal) => 70,
             Self::Output => 74,
-            Self::Busy => 75,
-            Self::Permission => 77,
-            Self::Config => 78,
+            Self::Failed(FailureKind::Busy) => 75,
+            Self::Failed(FailureKind::Permission) => 77,
+            Self::Failed(FailureKind::Config) => 78,
             Self::ReaderGone => 141,
         }
     }
@@ -68,14 +57,6 @@ impl From<Exit> for ExitCode {
 
 impl From<FailureKind> for Exit {
     fn from(kind: FailureKind) -> Self {
-        match kind {
-            FailureKind::Usage => Self::Usage,
-            FailureKind::Unreachable | FailureKind::Overloaded => Self::Unreachable,
-            FailureKind::Internal => Self::Internal,
-            FailureKind::Busy => Self::Busy,
-            FailureKind::Permission => Self::Permission,
-            FailureKind::Config => Self::Config,
-            FailureKind::Absent => Self::Absent,
-        }
+        Self::Failed(kind)
     }
 }

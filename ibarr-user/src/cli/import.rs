@@ -269,11 +269,11 @@ timeout
     fn file_that_is_there_is_not_overwritten() {
         let dir = Dir::new(&[("ibacm_opts.cfg", "timeout 1\n"), ("old", "old")]);
         let (old, new) = (dir.0.path().join("old"), dir.0.path().join("new"));
-        assert_eq!(import(dir.0.path(), Some(&old), true), Exit::Usage);
+        assert_eq!(import(dir.0.path(), Some(&old), true), FailureKind::Usage.into());
         assert_eq!(fs::read_to_string(old).unwrap(), "old");
         assert_eq!(import(dir.0.path(), Some(&new), true), Exit::Ok);
         assert!(fs::read_to_string(new).unwrap().contains("serve = \"full\""));
-        assert_eq!(import(&dir.0.path().join("missing"), None, true), Exit::Config);
+        assert_eq!(import(&dir.0.path().join("missing"), None, true), FailureKind::Config.into());
     }
 
     proptest! {

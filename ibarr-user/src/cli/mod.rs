@@ -408,7 +408,7 @@ fn refuse(error: &clap::Error) -> Exit {
     } else {
         drop(error.print());
     }
-    Exit::Usage
+    FailureKind::Usage.into()
 }
 
 #[cfg(test)]
