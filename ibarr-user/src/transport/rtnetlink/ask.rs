@@ -8,14 +8,15 @@ use std::os::fd::AsRawFd;
 
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::client::{Candidate, Route};
+use ibarr_proto::local_view::Input;
 use ibarr_proto::local_view::neighbours::Entry;
 use ibarr_proto::local_view::rules::{Diverted, Traffic};
 use neli::consts::nl::{NlmF, Nlmsg};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, NetlinkAddr, recvfrom, send};
 
-use super::message::{self, Change, Frame, Malformed};
-use super::neigh::{self, Neigh};
+use super::message::{self, Frame, Malformed};
+use super::neigh;
 use super::routes::{self, NoRoute};
 use super::socket::bound;
 
@@ -24,24 +25,24 @@ use super::socket::bound;
 /// # Errors
 /// If the kernel refuses, or an answer is malformed.
 pub fn neighbours() -> io::Result<Vec<Entry>> {
-    ask(&neigh::dump_neighbours(0), |frame| match Neigh::parse(frame)? {
-        Some(Neigh::Is(entry)) => Ok(Some(entry)),
+    ask(&neigh::dump_neighbours(0), |frame| match neigh::change(frame)? {
+        Some(Input::Neighbour(entry)) => Ok(Some(entry)),
         _ => Ok(None),
     })
 }
 
 /// The addresses of this machine, each with its interface.
 pub(crate) fn addresses() -> io::Result<Vec<(IfIndex, IpAddr)>> {
-    ask(&message::dump_addresses(0), |frame| match Change::parse(frame)? {
-        Some(Change::Address(entry)) => Ok(Some((entry.id.ifindex(), entry.id.address()))),
+    ask(&message::dump_addresses(0), |frame| match message::change(frame)? {
+        Some(Input::Address(entry)) => Ok(Some((entry.id.ifindex(), entry.id.address()))),
         _ => Ok(None),
     })
 }
 
 /// The interface that has this name or altname.
 pub(crate) fn interface(name: &str) -> io::Result<IfIndex> {
-    let links = ask(&message::get_link(name), |frame| match Change::parse(frame)? {
-        Some(Change::Link(link)) => Ok(Some(link.ifindex)),
+    let links = ask(&message::get_link(name), |frame| match message::change(frame)? {
+        Some(Input::Link(link)) => Ok(Some(link.ifindex)),
         _ => Ok(None),
     })?;
     links.first().copied().ok_or_else(|| io::ErrorKind::NotFound.into())

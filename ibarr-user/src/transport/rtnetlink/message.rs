@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ibarr_common::IfIndex;
 use ibarr_common::ib::PKey;
 use ibarr_proto::local_view::{
-    AddressId, AltNames, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
+    AltNames, Bonding, Dad, HwAddr, Input, InterfaceAddress, InterfaceName, Link, LinkType,
 };
 use ipnet::IpNet;
 use neli::consts::nl::{NlmF, Nlmsg};
@@ -76,25 +76,14 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// A change of a link or address.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Change {
-    Link(Link),
-    LinkGone(IfIndex),
-    Address(InterfaceAddress),
-    AddressGone(AddressId),
-}
-
-impl Change {
-    /// `None` for messages about something else.
-    pub(super) fn parse(frame: &Frame<'_>) -> Result<Option<Self>, Malformed> {
-        match Rtm::from(frame.kind) {
-            Rtm::Newlink => Ok(link(frame.payload)?.map(Self::Link)),
-            Rtm::Dellink => Ok(link_gone(frame.payload)?.map(Self::LinkGone)),
-            Rtm::Newaddr => Ok(address(frame.payload)?.map(Self::Address)),
-            Rtm::Deladdr => Ok(address(frame.payload)?.map(|entry| Self::AddressGone(entry.id))),
-            _ => Ok(None),
-        }
+/// A change of a link or address; `None` for messages about something else.
+pub(super) fn change(frame: &Frame<'_>) -> Result<Option<Input>, Malformed> {
+    match Rtm::from(frame.kind) {
+        Rtm::Newlink => Ok(link(frame.payload)?.map(Input::Link)),
+        Rtm::Dellink => Ok(link_gone(frame.payload)?.map(Input::LinkGone)),
+        Rtm::Newaddr => Ok(address(frame.payload)?.map(Input::Address)),
+        Rtm::Deladdr => Ok(address(frame.payload)?.map(|entry| Input::AddressGone(entry.id))),
+        _ => Ok(None),
     }
 }
 

@@ -2,12 +2,9 @@
 
 //! Parses rtnetlink messages about neighbours.
 
-use std::net::IpAddr;
-
-use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::client::Route;
-use ibarr_proto::local_view::HwAddr;
 use ibarr_proto::local_view::neighbours::{Entry, State};
+use ibarr_proto::local_view::{HwAddr, Input};
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Nda, Nud, RtAddrFamily, Rtm, Rtn};
 use neli::rtnl::NdmsgBuilder;
@@ -16,30 +13,21 @@ use neli::types::{Buffer, RtBuffer};
 use super::message::{self, ALL_SET, Frame, Malformed, attribute, nested, rtattr};
 use super::nudge::{ADDRESS_V4, ADDRESS_V6};
 
-/// A change of a neighbour.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Neigh {
-    Is(Entry),
-    Gone(IfIndex, IpAddr),
-}
-
-impl Neigh {
-    /// `None` for other messages, such as an address that a bridge has learned, and for the entries
-    /// of nudges.
-    pub(super) fn parse(frame: &Frame<'_>) -> Result<Option<Self>, Malformed> {
-        let kind = Rtm::from(frame.kind);
-        if !matches!(kind, Rtm::Newneigh | Rtm::Delneigh) {
-            return Ok(None);
-        }
-        let Some(entry) = entry(frame.payload)? else { return Ok(None) };
-        if entry.address == ADDRESS_V4 || entry.address == ADDRESS_V6 {
-            return Ok(None);
-        }
-        Ok(Some(match kind {
-            Rtm::Newneigh => Self::Is(entry),
-            _ => Self::Gone(entry.ifindex, entry.address),
-        }))
+/// A change of a neighbour; `None` for other messages, such as an address that a bridge has learned, and for
+/// the entries of nudges.
+pub(super) fn change(frame: &Frame<'_>) -> Result<Option<Input>, Malformed> {
+    let kind = Rtm::from(frame.kind);
+    if !matches!(kind, Rtm::Newneigh | Rtm::Delneigh) {
+        return Ok(None);
     }
+    let Some(entry) = entry(frame.payload)? else { return Ok(None) };
+    if entry.address == ADDRESS_V4 || entry.address == ADDRESS_V6 {
+        return Ok(None);
+    }
+    Ok(Some(match kind {
+        Rtm::Newneigh => Input::Neighbour(entry),
+        _ => Input::NeighbourGone(entry.ifindex, entry.address),
+    }))
 }
 
 /// Parses `struct ndmsg` and its attributes.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ibarr_proto::ip2gid::client::{Candidate, Route};
 use ibarr_proto::ip2gid::{Family, Question};
+use ibarr_proto::local_view::Input;
 use ibarr_proto::local_view::neighbours::Entry;
 use ibarr_proto::local_view::rules::Traffic;
 use neli::consts::nl::{NlmF, Nlmsg};
@@ -17,7 +18,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::fib::{self, Message};
 use super::message::{self, ALL_SET, Frame, Malformed, rtattr};
-use super::neigh::{Neigh, get_neighbour};
+use super::neigh::{self, get_neighbour};
 use super::socket::{Received, Socket};
 use crate::transport::{Counter, Counters, ROUTE_ANSWERS, ROUTE_QUESTIONS};
 
@@ -287,8 +288,8 @@ impl Asked {
                 Answer::Route(RouteAnswer { candidate, route, source })
             }
             Self::Neighbour(question, _) => {
-                let entry = match Neigh::parse(frame)? {
-                    Some(Neigh::Is(entry)) => Some(entry),
+                let entry = match neigh::change(frame)? {
+                    Some(Input::Neighbour(entry)) => Some(entry),
                     _ => None,
                 };
                 Answer::Neighbour { question, entry }

@@ -8,8 +8,8 @@ use neli::consts::nl::{NlmF, Nlmsg};
 use neli::consts::rtnl::RtAddrFamily;
 
 use super::fib::{self, Fib};
-use super::message::{self, Change, Frame, Malformed};
-use super::neigh::{self, Neigh};
+use super::message::{self, Frame, Malformed};
+use super::neigh;
 use crate::transport::{Counter, Counters};
 
 /// Translates what is read from a socket into [`Input`]s; has no socket itself.
@@ -189,17 +189,17 @@ impl Session {
 
     fn listed(&self, frame: &Frame<'_>) -> Result<Option<Input>, Malformed> {
         Ok(match self.subject {
-            Subject::Node => match Change::parse(frame)? {
-                Some(Change::Link(link)) => Some(Input::ListedLink(link)),
-                Some(Change::Address(entry)) => Some(Input::ListedAddress(entry)),
+            Subject::Node => match message::change(frame)? {
+                Some(Input::Link(link)) => Some(Input::ListedLink(link)),
+                Some(Input::Address(entry)) => Some(Input::ListedAddress(entry)),
                 _ => None,
             },
             Subject::Routes => Fib::parse(frame)?.map(|entry| match entry {
                 Fib::Route(route) => Input::ListedRoute(route),
                 Fib::Rule(rule) => Input::ListedRule(rule),
             }),
-            Subject::Neighbours => match Neigh::parse(frame)? {
-                Some(Neigh::Is(entry)) => Some(Input::ListedNeighbour(entry)),
+            Subject::Neighbours => match neigh::change(frame)? {
+                Some(Input::Neighbour(entry)) => Some(Input::ListedNeighbour(entry)),
                 _ => None,
             },
         })
@@ -233,17 +233,9 @@ impl Session {
 
     fn happened(&self, frame: &Frame<'_>) -> Result<Option<Input>, Malformed> {
         Ok(match self.subject {
-            Subject::Node => Change::parse(frame)?.map(|change| match change {
-                Change::Link(link) => Input::Link(link),
-                Change::LinkGone(ifindex) => Input::LinkGone(ifindex),
-                Change::Address(entry) => Input::Address(entry),
-                Change::AddressGone(id) => Input::AddressGone(id),
-            }),
+            Subject::Node => message::change(frame)?,
             Subject::Routes => fib::is_change(frame)?.then_some(Input::RoutesChanged),
-            Subject::Neighbours => Neigh::parse(frame)?.map(|neigh| match neigh {
-                Neigh::Is(entry) => Input::Neighbour(entry),
-                Neigh::Gone(ifindex, address) => Input::NeighbourGone(ifindex, address),
-            }),
+            Subject::Neighbours => neigh::change(frame)?,
         })
     }
 

@@ -13,11 +13,11 @@ mod story;
 
 use ibarr_common::ib::PKey;
 use ibarr_proto::ip2gid::Question;
-use ibarr_proto::local_view::{AddressId, Bonding, Dad, InterfaceAddress, Link, LinkType};
+use ibarr_proto::local_view::{AddressId, Bonding, Dad, Input, InterfaceAddress, Link, LinkType};
 use proptest::prelude::*;
 
 use self::kernel::{Attr, Message, index, recorded};
-use super::message::{Change, Frame, Malformed, frames};
+use super::message::{Frame, Malformed, change, frames};
 use super::routes::{Asked, Lookups};
 use super::*;
 
@@ -65,7 +65,7 @@ fn recorded_addresses_are_read() {
     // 10.1.0.1 is there with a prefix of 24 bits, and with one of 32 and a peer.
     let ids: Vec<_> = changes(ADDRESSES)
         .filter_map(|change| match change {
-            Change::Address(entry) if entry.id.address() == ip("10.1.0.1") => Some(entry.id),
+            Input::Address(entry) if entry.id.address() == ip("10.1.0.1") => Some(entry.id),
             _ => None,
         })
         .collect();
@@ -173,7 +173,7 @@ fn recorded_routes_answer_their_questions() {
 fn recorded_bonds_and_teams_are_read() {
     let told: Vec<_> = changes(BOND)
         .map(|change| match change {
-            Change::Link(link) => (link.name.to_string(), link.bonding),
+            Input::Link(link) => (link.name.to_string(), link.bonding),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -202,8 +202,8 @@ fn other_names_and_the_vrf_of_a_link_are_read() {
         let link = attrs
             .iter()
             .fold(link.with(Attr::text(3, "ibs0")), |link, attr| link.with(attr.clone()));
-        match Change::parse(&frames(&link.bytes()).next().unwrap().unwrap()).unwrap() {
-            Some(Change::Link(link)) => link,
+        match change(&frames(&link.bytes()).next().unwrap().unwrap()).unwrap() {
+            Some(Input::Link(link)) => link,
             other => panic!("{other:?}"),
         }
     };
@@ -313,7 +313,7 @@ fn flags_of_duplicate_address_detection_are_recognized() {
         let old = Message::address(20, 10, 64, u8::try_from(flags & 0xff).unwrap(), 5);
         let new = Message::address(20, 10, 64, 0, 5).with(attr.clone()).with(Attr::u32(8, flags));
         for message in [old.with(attr), new] {
-            let Ok(Some(Change::Address(entry))) = message.parse() else { panic!("{message:?}") };
+            let Ok(Some(Input::Address(entry))) = message.parse() else { panic!("{message:?}") };
             assert_eq!(entry.dad, dad, "{flags:#x}");
         }
     }
@@ -390,7 +390,7 @@ proptest! {
         let short = near_miss[..cut.index(near_miss.len())].to_vec();
         for bytes in [near_miss, short, noise] {
             for frame in frames(&bytes).flatten() {
-                let _ = Change::parse(&frame);
+                let _ = change(&frame);
                 let _ = frame.errno();
             }
             let mut lookups = Lookups::new(Arc::default());
@@ -409,9 +409,9 @@ fn ip(text: &str) -> std::net::IpAddr {
     text.parse().unwrap()
 }
 
-fn changes(golden: &str) -> impl Iterator<Item = Change> {
+fn changes(golden: &str) -> impl Iterator<Item = Input> {
     recorded(golden).into_iter().flat_map(|(_, datagram)| {
-        let parse = |frame: Result<_, _>| Change::parse(&frame.unwrap()).unwrap();
+        let parse = |frame: Result<_, _>| change(&frame.unwrap()).unwrap();
         frames(&datagram).filter_map(parse).collect::<Vec<_>>()
     })
 }
@@ -419,16 +419,17 @@ fn changes(golden: &str) -> impl Iterator<Item = Change> {
 /// A line for each label and each change.
 fn tell(golden: &str) -> Vec<String> {
     lines(golden, |frame| {
-        Change::parse(frame).unwrap().map(|change| match change {
-            Change::Link(link) => tell_link(&link),
-            Change::LinkGone(ifindex) => format!("link {ifindex} gone"),
-            Change::Address(InterfaceAddress { id, dad: Dad::Passed, .. }) => {
+        change(frame).unwrap().map(|change| match change {
+            Input::Link(link) => tell_link(&link),
+            Input::LinkGone(ifindex) => format!("link {ifindex} gone"),
+            Input::Address(InterfaceAddress { id, dad: Dad::Passed, .. }) => {
                 format!("address {} on {}", id.address(), id.ifindex())
             }
-            Change::Address(InterfaceAddress { id, dad, .. }) => {
+            Input::Address(InterfaceAddress { id, dad, .. }) => {
                 format!("address {} on {} {dad:?}", id.address(), id.ifindex())
             }
-            Change::AddressGone(id) => format!("address {} on {} gone", id.address(), id.ifindex()),
+            Input::AddressGone(id) => format!("address {} on {} gone", id.address(), id.ifindex()),
+            other => panic!("{other:?}"),
         })
     })
 }

@@ -3,9 +3,9 @@
 //! Messages as the kernel writes them: recorded, or laid out without code of ours or neli's.
 
 use ibarr_common::IfIndex;
-use ibarr_proto::local_view::Link;
+use ibarr_proto::local_view::{Input, Link};
 
-use super::super::message::{Change, Malformed, frames};
+use super::super::message::{Malformed, change, frames};
 
 /// The datagrams of a file, each with the last comment line before it.
 pub(super) fn recorded(text: &str) -> Vec<(&str, Vec<u8>)> {
@@ -98,16 +98,16 @@ impl Message {
         bytes
     }
 
-    pub(super) fn parse(&self) -> Result<Option<Change>, Malformed> {
+    pub(super) fn parse(&self) -> Result<Option<Input>, Malformed> {
         let bytes = self.bytes();
         let frames: Vec<_> = frames(&bytes).collect();
         let [Ok(frame)] = frames.as_slice() else { panic!("{frames:?}") };
-        Change::parse(frame)
+        change(frame)
     }
 
     pub(super) fn parse_link(&self) -> Link {
         match self.parse() {
-            Ok(Some(Change::Link(link))) => link,
+            Ok(Some(Input::Link(link))) => link,
             other => panic!("{other:?}"),
         }
     }

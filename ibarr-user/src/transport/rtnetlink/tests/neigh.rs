@@ -4,10 +4,10 @@
 
 use ibarr_common::ib::IpoibHwAddr;
 use ibarr_proto::ip2gid::client::Route;
-use ibarr_proto::local_view::HwAddr;
 use ibarr_proto::local_view::neighbours::{Entry, State};
+use ibarr_proto::local_view::{HwAddr, Input};
 
-use super::super::neigh::Neigh;
+use super::super::neigh::change;
 use super::super::nudge::{ADDRESS_V4, ADDRESS_V6};
 use super::*;
 
@@ -16,13 +16,14 @@ const NEIGHBOURS: &str = include_str!("../../../../tests/golden/rtnetlink-neighb
 /// A line for each label and each message.
 fn tell(golden: &str) -> Vec<String> {
     lines(golden, |frame| {
-        Neigh::parse(frame).unwrap().map(|said| match said {
-            Neigh::Is(Entry { ifindex, address, state, hwaddr }) => {
+        change(frame).unwrap().map(|said| match said {
+            Input::Neighbour(Entry { ifindex, address, state, hwaddr }) => {
                 let octets: Vec<_> =
                     hwaddr.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
                 format!("{address} on {ifindex} {state:?} {}", octets.join(":"))
             }
-            Neigh::Gone(ifindex, address) => format!("{address} on {ifindex} gone"),
+            Input::NeighbourGone(ifindex, address) => format!("{address} on {ifindex} gone"),
+            other => panic!("{other:?}"),
         })
     })
 }
@@ -90,11 +91,11 @@ fn is(last: u8, state: State, hwaddr: &[u8]) -> Entry {
     Entry { ifindex: index(5), address, state, hwaddr }
 }
 
-fn parse(message: &Message) -> Result<Option<Neigh>, Malformed> {
+fn parse(message: &Message) -> Result<Option<Input>, Malformed> {
     let bytes = message.bytes();
     let frames: Vec<_> = frames(&bytes).collect();
     let [Ok(frame)] = frames.as_slice() else { panic!("{frames:?}") };
-    Neigh::parse(frame)
+    change(frame)
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn each_state_of_a_neighbour_is_recognized() {
     for (nud, state) in states {
         let hwaddr = [7; 20];
         let message = ndmsg(NEWNEIGH, nud, 0).with(destination(9)).with(Attr::new(2, &hwaddr));
-        assert_eq!(parse(&message), Ok(Some(Neigh::Is(is(9, state, &hwaddr)))), "{nud:#x}");
+        assert_eq!(parse(&message), Ok(Some(Input::Neighbour(is(9, state, &hwaddr)))), "{nud:#x}");
     }
 }
 
