@@ -32,6 +32,45 @@ macro_rules! words {
     };
 }
 
+/// Defines an enum whose values may have fields, and the [`words!`](crate::words!) of these values without fields, with
+/// further ones.
+#[macro_export]
+macro_rules! outcomes {
+    (
+        $(#[$doc:meta])*
+        $name:ident {
+            $($(#[$of_value:meta])* $value:ident $({ $($named:tt)* })? $(($unnamed:ty))? = $word:literal,)+
+        }
+        $(#[$of_words:meta])*
+        $words:ident { $($(#[$of_further:meta])* $further:ident = $further_word:literal,)* }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+        pub enum $name {
+            $($(#[$of_value])* $value $({ $($named)* })? $(($unnamed))?,)+
+        }
+
+        impl From<$name> for $words {
+            fn from(outcome: $name) -> Self {
+                match outcome {
+                    $($name::$value { .. } => Self::$value,)+
+                }
+            }
+        }
+
+        $crate::words! {
+            $(#[$of_words])*
+            $words {
+                $(
+                    #[doc = concat!("[`", stringify!($name), "::", stringify!($value), "`].")]
+                    $value = $word,
+                )+
+                $($(#[$of_further])* $further = $further_word,)*
+            }
+        }
+    };
+}
+
 /// The part of [`words!`](crate::words!) that needs the feature `serde` of this crate.
 #[cfg(not(feature = "serde"))]
 #[doc(hidden)]

@@ -34,44 +34,30 @@ pub struct FlightId(pub(crate) u64);
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PathFlightId(pub(crate) u64);
 
-/// The result of a request for an address.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Outcome {
-    /// The address has a GID.
-    Found {
-        /// The GID of the address.
-        gid: Gid,
-        /// The origin of the answer.
-        source: Source,
-    },
-    /// It has none: its host says so, or it is an address of this node without one.
-    NotFound,
-    /// Its host did not answer within the deadline.
-    TimedOut,
-    /// ICMP reports that no socket is bound to the port, or that a firewall rejects queries. Only
-    /// users' requests end so.
-    Refused,
-    /// There is no route to it.
-    Unreachable,
-    /// A bound was reached: no query was sent, or none is sent again.
-    Overloaded,
-}
-
-ibarr_common::words! {
-    /// The results of requests for an address, as documents have them.
-    Status {
+ibarr_common::outcomes! {
+    /// The result of a request for an address.
+    Outcome {
         /// The address has a GID.
-        Found = "found",
-        /// The host says that the address is not its own, or the address is ours and has no GID.
+        Found {
+            /// The GID of the address.
+            gid: Gid,
+            /// The origin of the answer.
+            source: Source,
+        } = "found",
+        /// It has none: its host says so, or it is an address of this node without one.
         NotFound = "not-found",
-        /// The host did not answer in time.
+        /// Its host did not answer within the deadline.
         TimedOut = "timed-out",
-        /// The host says that nothing listens for queries there, or a firewall rejects them.
+        /// ICMP reports that no socket is bound to the port, or that a firewall rejects queries. Only
+        /// users' requests end so.
         Refused = "refused",
-        /// There is no route to the address.
+        /// There is no route to it.
         Unreachable = "unreachable",
-        /// Too many requests are pending already.
+        /// A bound was reached: no query was sent, or none is sent again.
         Overloaded = "overloaded",
+    }
+    /// The result of a request for an address, as documents have it.
+    Status {
         /// The daemon remembers no answer, and was told to ask nothing.
         NotRemembered = "not-remembered",
     }
@@ -79,15 +65,12 @@ ibarr_common::words! {
 
 impl Outcome {
     /// Its status, and the GID and its origin if found.
-    pub const fn parts(self) -> (Status, Option<Gid>, Option<Source>) {
-        match self {
-            Self::Found { gid, source } => (Status::Found, Some(gid), Some(source)),
-            Self::NotFound => (Status::NotFound, None, None),
-            Self::TimedOut => (Status::TimedOut, None, None),
-            Self::Refused => (Status::Refused, None, None),
-            Self::Unreachable => (Status::Unreachable, None, None),
-            Self::Overloaded => (Status::Overloaded, None, None),
-        }
+    pub fn parts(self) -> (Status, Option<Gid>, Option<Source>) {
+        let (gid, source) = match self {
+            Self::Found { gid, source } => (Some(gid), Some(source)),
+            _ => (None, None),
+        };
+        (self.into(), gid, source)
     }
 }
 

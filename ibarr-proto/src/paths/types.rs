@@ -332,70 +332,48 @@ pub struct Answered {
     pub is_left_to_kernel: bool,
 }
 
-/// The result of a request.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Outcome {
-    /// A path.
-    Found {
-        /// The SA's record.
-        record: PathRecord,
-        /// The origin of the record.
-        source: Source,
-    },
-    /// The SA knows no path.
-    NoRecord {
-        /// The origin of this answer.
-        source: Source,
-    },
-    /// The SA refuses the question, or its answer is unusable.
-    Refused(Option<Refusal>),
-    /// The SA did not answer in time.
-    Silent,
-    /// The SA was busy until the deadline.
-    Busy,
-    /// There is no such InfiniBand port.
-    UnknownPort,
-    /// The port is not up, has no subnet manager, or cannot send MADs.
-    NoSa,
-    /// A bound was reached.
-    Overloaded,
-}
-
-ibarr_common::words! {
-    /// The results of requests for a path, as documents have them.
-    Status {
-        /// There is a path.
-        Found = "found",
-        /// The subnet administrator knows no path.
-        NoRecord = "no-record",
-        /// The subnet administrator refuses the question.
-        Refused = "refused",
-        /// The subnet administrator did not answer in time.
+ibarr_common::outcomes! {
+    /// The result of a request.
+    Outcome {
+        /// A path.
+        Found {
+            /// The SA's record.
+            record: PathRecord,
+            /// The origin of the record.
+            source: Source,
+        } = "found",
+        /// The SA knows no path.
+        NoRecord {
+            /// The origin of this answer.
+            source: Source,
+        } = "no-record",
+        /// The SA refuses the question, or its answer is unusable.
+        Refused(Option<Refusal>) = "refused",
+        /// The SA did not answer in time.
         Silent = "silent",
-        /// The subnet administrator said that it is busy.
+        /// The SA was busy until the deadline.
         Busy = "busy",
-        /// The daemon knows no such port.
+        /// There is no such InfiniBand port.
         UnknownPort = "unknown-port",
-        /// The port has no subnet administrator that can be asked.
+        /// The port is not up, has no subnet manager, or cannot send MADs.
         NoSa = "no-sa",
-        /// Too many requests are pending already.
+        /// A bound was reached.
         Overloaded = "overloaded",
     }
+    /// The result of a request for a path, as documents have it.
+    Status {}
 }
 
 impl Outcome {
     /// Its status; the record, if found; its origin, if the SA said it; and why it refused, if it told.
-    pub const fn parts(self) -> (Status, Option<PathRecord>, Option<Source>, Option<Refusal>) {
-        match self {
-            Self::Found { record, source } => (Status::Found, Some(record), Some(source), None),
-            Self::NoRecord { source } => (Status::NoRecord, None, Some(source), None),
-            Self::Refused(refusal) => (Status::Refused, None, None, refusal),
-            Self::Silent => (Status::Silent, None, None, None),
-            Self::Busy => (Status::Busy, None, None, None),
-            Self::UnknownPort => (Status::UnknownPort, None, None, None),
-            Self::NoSa => (Status::NoSa, None, None, None),
-            Self::Overloaded => (Status::Overloaded, None, None, None),
-        }
+    pub fn parts(self) -> (Status, Option<PathRecord>, Option<Source>, Option<Refusal>) {
+        let (record, source, refusal) = match self {
+            Self::Found { record, source } => (Some(record), Some(source), None),
+            Self::NoRecord { source } => (None, Some(source), None),
+            Self::Refused(refusal) => (None, None, refusal),
+            _ => (None, None, None),
+        };
+        (self.into(), record, source, refusal)
     }
 }
 
