@@ -705,16 +705,20 @@ pub struct Load {
 
 /// What was sent to the SAs of a port, and answered.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 pub struct Tally {
     /// MADs sent, including resends and probes.
     pub mads: u64,
     /// Answers with anything but BUSY, in time or late.
     pub answers: u64,
     /// How long these answers took, all together.
+    #[cfg_attr(feature = "serde", serde(rename = "took-ms", with = "crate::durations::millis"))]
     pub took: Duration,
     /// When an SA last answered, with anything but BUSY.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub answered_at: Option<Instant>,
     /// The silence of the SA, which ends with its next answer: not with a change of the port or of
     /// the SA, when questions are asked again.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub silence: Option<Shut>,
 }

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use ibarr_proto::paths;
+
 use super::{Daemon, Exit, print};
-use crate::control::messages::{Body, CacheEntry, Failure, FailureKind, PathStatus, Request};
+use crate::control::messages::{Body, CacheEntry, Failure, FailureKind, Request};
 use crate::process::RUN_DIR;
 
 /// Sends the request and prints the answer.
@@ -15,7 +17,7 @@ pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
         Err(failure) => return fail(failure, daemon.json),
     };
     let exit = match &body {
-        Body::Path { path } if path.status != PathStatus::Found => Exit::Negative,
+        Body::Path { path } if path.status != paths::Status::Found => Exit::Negative,
         _ => Exit::Ok,
     };
     show(body, daemon.json);

@@ -8,6 +8,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
+use ibarr_proto::request;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
@@ -17,8 +18,7 @@ use super::times::Tally;
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::messages::{
-    Answer, AnswerSource, AnswerStatus, Body, Failure, FailureKind, Lookup, Pinged, Request,
-    Resolved, Target,
+    Answer, Body, Failure, FailureKind, Lookup, Pinged, Request, Resolved, Target,
 };
 
 #[derive(Args, Debug)]
@@ -128,7 +128,7 @@ impl Rounds<'_> {
         } else if !self.args.daemon.json {
             let ms = answer.ms.millis();
             let by = match answer.source {
-                Some(AnswerSource::Local) => ", this node itself",
+                Some(request::Source::Local) => ", this node itself",
                 _ => "",
             };
             let says = match answer.gid {
@@ -137,7 +137,7 @@ impl Rounds<'_> {
             };
             print::line(&format!("{} {says}", self.target));
         }
-        if answer.status == AnswerStatus::Found {
+        if answer.status == request::Status::Found {
             self.last = Some(answer);
         }
     }
@@ -182,8 +182,8 @@ fn ask_peer(daemon: &Daemon, target: Target, timeout: Duration) -> Result<Answer
     };
     Ok(match answer.source {
         // The kernel's entry answers for a peer that does not.
-        Some(AnswerSource::Neighbour) => {
-            Answer { status: AnswerStatus::TimedOut, gid: None, source: None, ..answer }
+        Some(request::Source::Neighbour) => {
+            Answer { status: request::Status::TimedOut, gid: None, source: None, ..answer }
         }
         _ => answer,
     })

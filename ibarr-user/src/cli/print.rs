@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use ibarr_common::ib::Lid;
 
+use ibarr_proto::paths;
+
 use super::Exit;
 use super::times::Tally;
 use crate::causes::escaped;
 use crate::control::messages::{
     Answer, Body, CacheEntry, CachedPath, Elapsed, Failure, KernelMaps, LastEvent, LogStatus,
-    Millis, PathAnswer, PathHops, PathRequests, Pinged, PortAddress, PortChoice, PortStatus,
-    Probing, Response, Setting, Status, Summary, Times,
+    Millis, PathAnswer, PathHops, PathRequests, Pinged, PortAddress, PortStatus, Probing, Response,
+    Setting, Status, Summary, Times,
 };
 
 /// Why standard output failed.
@@ -211,13 +213,13 @@ fn path(path: &PathAnswer) {
     }
 }
 
-fn reason(chosen: PortChoice) -> &'static str {
+fn reason(chosen: paths::Choice) -> &'static str {
     match chosen {
-        PortChoice::Named => "as --port says",
-        PortChoice::HasSource => "it has the source GID",
-        PortChoice::Only => "the only port",
-        PortChoice::FirstWithSa => "the first whose subnet administrator can be asked",
-        PortChoice::First => "the first; no port's subnet administrator can be asked",
+        paths::Choice::Named => "as --port says",
+        paths::Choice::HasSource => "it has the source GID",
+        paths::Choice::Only => "the only port",
+        paths::Choice::FirstWithSa => "the first whose subnet administrator can be asked",
+        paths::Choice::First => "the first; no port's subnet administrator can be asked",
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use ibarr_proto::ip2gid::Family;
+use ibarr_proto::{paths, request};
 
 use super::source::Source;
 use super::targets::{self, Destination, Found};
@@ -21,8 +22,8 @@ use super::verify::{self, Neighbours};
 use super::{Daemon, Exit, ask, print};
 use crate::control::client::Connection;
 use crate::control::messages::{
-    Answer, AnswerStatus, Body, Elapsed, Failure, Lookup, PathAnswer, PathHops, PathStatus,
-    Request, Resolved, Summary, UnknownName,
+    Answer, Body, Elapsed, Failure, Lookup, PathAnswer, PathHops, Request, Resolved, Summary,
+    UnknownName,
 };
 
 #[derive(Args, Debug)]
@@ -222,7 +223,7 @@ impl<'a> Job<'a> {
             let Some(&(place, Found { target, ref others })) = asked.get(place) else { return };
             let (name, other_addresses) = (self.destinations[place].name(), others.clone());
             let resolved = Resolved { name, other_addresses, ..*answer };
-            if needs_path && resolved.answer.status == AnswerStatus::Found {
+            if needs_path && resolved.answer.status == request::Status::Found {
                 found.push((place, target, resolved));
             } else {
                 is_wanted &= events.send(Event::Answered(place, resolved)).is_ok();
@@ -304,7 +305,8 @@ impl<'a> Report<'a> {
 
     fn note_answer(&mut self, place: usize, resolved: Resolved) {
         self.tally.note(&resolved.answer);
-        let has_path = resolved.path.as_ref().is_none_or(|path| path.status == PathStatus::Found);
+        let has_path =
+            resolved.path.as_ref().is_none_or(|path| path.status == paths::Status::Found);
         self.has_lack |= !has_path;
         self.mismatches += u64::from(!resolved.mismatches.is_empty());
         let is_new = self.last[place].as_ref().is_none_or(|last| said(last) != said(&resolved));
@@ -334,7 +336,7 @@ impl<'a> Report<'a> {
         for mismatch in &resolved.mismatches {
             print::line(&format!("    mismatch: {}", mismatch.message));
         }
-        if resolved.answer.status == AnswerStatus::Refused {
+        if resolved.answer.status == request::Status::Refused {
             self.refused.push(destination.text.clone());
         }
     }
@@ -370,7 +372,7 @@ impl<'a> Report<'a> {
 /// What an answer says, without its times and origin.
 fn said(
     resolved: &Resolved,
-) -> (AnswerStatus, Option<ibarr_common::ib::Gid>, Option<&PathHops>, usize) {
+) -> (request::Status, Option<ibarr_common::ib::Gid>, Option<&PathHops>, usize) {
     let Answer { status, gid, .. } = resolved.answer;
     let hops = resolved.path.as_deref().and_then(|path: &PathAnswer| path.hops.as_ref());
     (status, gid, hops, resolved.mismatches.len())

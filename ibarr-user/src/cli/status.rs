@@ -6,9 +6,11 @@ use std::io::{IsTerminal as _, stdout};
 use std::thread;
 use std::time::Duration;
 
+use ibarr_proto::health;
+
 use super::print::line;
 use super::{Daemon, Exit, ask, print};
-use crate::control::messages::{Body, HealthReason, HealthState, Request, Status, SubsystemHealth};
+use crate::control::messages::{Body, HealthReason, Request, Status, SubsystemHealth};
 
 /// The most lines of one kind on a screen.
 const LINES: usize = 4;
@@ -73,14 +75,14 @@ pub(super) fn check(daemon: &Daemon) -> Exit {
     }
     match worst(&status.health) {
         None => Exit::Unknown,
-        Some(HealthState::Ok) => Exit::Ok,
-        Some(HealthState::Degraded) => Exit::Warning,
-        Some(HealthState::Failed) => Exit::Critical,
+        Some(health::State::Ok) => Exit::Ok,
+        Some(health::State::Degraded) => Exit::Warning,
+        Some(health::State::Failed) => Exit::Critical,
     }
 }
 
 /// `None` until the daemon is ready.
-pub(crate) fn worst(health: &[SubsystemHealth]) -> Option<HealthState> {
+pub(crate) fn worst(health: &[SubsystemHealth]) -> Option<health::State> {
     health.iter().map(|subsystem| subsystem.state).max()
 }
 
@@ -89,14 +91,14 @@ fn check_line(health: &[SubsystemHealth]) -> String {
         return "IBARR UNKNOWN - the daemon is not ready yet".to_owned();
     };
     let word = match state {
-        HealthState::Ok => "OK",
-        HealthState::Degraded => "WARNING",
-        HealthState::Failed => "CRITICAL",
+        health::State::Ok => "OK",
+        health::State::Degraded => "WARNING",
+        health::State::Failed => "CRITICAL",
     };
     let count = |of| health.iter().filter(|subsystem| subsystem.state == of).count();
-    let (failed, degraded) = (count(HealthState::Failed), count(HealthState::Degraded));
+    let (failed, degraded) = (count(health::State::Failed), count(health::State::Degraded));
     let mut reasons = by_state(health);
-    reasons.retain(|(_, reason)| reason.state > HealthState::Ok);
+    reasons.retain(|(_, reason)| reason.state > health::State::Ok);
     let text = match reasons.as_slice() {
         [] => format!("{} subsystems work", health.len()),
         [(subsystem, reason), more @ ..] => {
@@ -150,7 +152,7 @@ fn health(status: &Status, in_full: bool) {
     let uptime = humantime::format_duration(status.uptime_s.into());
     let worst = worst(&status.health).map_or("not ready yet".to_owned(), |state| state.to_string());
     line(&format!("ibarr {}, pid {}, up {uptime}: {worst}", status.version, status.pid));
-    let healthy = status.health.iter().filter(|subsystem| subsystem.state == HealthState::Ok);
+    let healthy = status.health.iter().filter(|subsystem| subsystem.state == health::State::Ok);
     let names = names(healthy.map(name).collect(), if in_full { usize::MAX } else { NAMES * 2 });
     if !names.is_empty() {
         line(&format!("ok        {names}"));
@@ -162,7 +164,7 @@ fn health(status: &Status, in_full: bool) {
     {
         let since = humantime::format_duration((*since_s).into());
         let state = match state {
-            HealthState::Ok => "advice".to_owned(),
+            health::State::Ok => "advice".to_owned(),
             state => state.to_string(),
         };
         line(&format!("{state:8}  {}: {cause}, for {since}", name(subsystem)));

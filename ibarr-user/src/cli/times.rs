@@ -5,12 +5,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::control::messages::{Answer, AnswerStatus, Elapsed, Times};
+use ibarr_proto::request;
+
+use crate::control::messages::{Answer, Elapsed, Times};
 
 /// The outcomes of a command's answers, and the times of those with a GID.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    pub(super) statuses: BTreeMap<AnswerStatus, u64>,
+    pub(super) statuses: BTreeMap<request::Status, u64>,
     times: Vec<Duration>,
     /// Where the next time goes if there are [`MAX_TIMES`].
     next: usize,
@@ -22,7 +24,7 @@ const MAX_TIMES: usize = 1 << 20;
 impl Tally {
     pub(super) fn note(&mut self, answer: &Answer) {
         *self.statuses.entry(answer.status).or_default() += 1;
-        if answer.status != AnswerStatus::Found {
+        if answer.status != request::Status::Found {
             return;
         }
         if self.times.len() < MAX_TIMES {
@@ -40,7 +42,7 @@ impl Tally {
 
     /// The number of answers with a GID.
     pub(super) fn found(&self) -> u64 {
-        self.statuses.get(&AnswerStatus::Found).copied().unwrap_or(0)
+        self.statuses.get(&request::Status::Found).copied().unwrap_or(0)
     }
 
     pub(super) fn times(&self) -> Option<Times> {
@@ -67,7 +69,7 @@ fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn answer(status: AnswerStatus, ms: u64) -> Answer {
+    fn answer(status: request::Status, ms: u64) -> Answer {
         let (ip, ms) = ([10, 0, 0, 1].into(), Elapsed(Duration::from_millis(ms)));
         Answer { ip, status, gid: None, source: None, ms }
     }
@@ -90,9 +92,9 @@ mod tests {
         let mut tally = Tally::default();
         assert_eq!(tally.times(), None);
         for ms in [3, 1, 2] {
-            tally.note(&answer(AnswerStatus::Found, ms));
+            tally.note(&answer(request::Status::Found, ms));
         }
-        tally.note(&answer(AnswerStatus::TimedOut, 1000));
+        tally.note(&answer(request::Status::TimedOut, 1000));
         assert_eq!(tally.outcomes(), "3 found, 1 timed-out");
         assert_eq!((tally.count(), tally.found()), (4, 3));
         let times = tally.times().unwrap();
@@ -105,7 +107,7 @@ mod tests {
         let times = vec![Duration::from_millis(9); MAX_TIMES];
         let mut tally = Tally { times, ..Tally::default() };
         for ms in [1, 2] {
-            tally.note(&answer(AnswerStatus::Found, ms));
+            tally.note(&answer(request::Status::Found, ms));
         }
         assert_eq!(tally.times.len(), MAX_TIMES);
         assert_eq!(tally.times[..3], [1, 2, 9].map(Duration::from_millis));

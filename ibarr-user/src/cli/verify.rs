@@ -8,14 +8,15 @@ use std::time::Duration;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_proto::local_view::neighbours::Entry;
+use ibarr_proto::{paths, request};
 use nix::net::if_::if_indextoname;
 
 use super::ask;
 use super::source::Source;
 use crate::control::client::Connection;
 use crate::control::messages::{
-    Answer, AnswerSource, AnswerStatus, Body, Failure, FailureKind, Lookup, Mismatch, MismatchWith,
-    PathAnswer, PathSource, PathStatus, Request, Resolved, Target,
+    Answer, Body, Failure, FailureKind, Lookup, Mismatch, MismatchWith, PathAnswer, Request,
+    Resolved, Target,
 };
 use crate::transport::rtnetlink;
 
@@ -66,14 +67,14 @@ pub(super) fn verify(
 ) -> Result<(), Failure> {
     let Some(gid) = resolved.answer.gid else { return Ok(()) };
     let mismatches = &mut resolved.mismatches;
-    if resolved.answer.source == Some(AnswerSource::Cache) {
+    if resolved.answer.source == Some(request::Source::Cache) {
         let now = ask_peer(connection, target, against.timeout)?;
         mismatches.extend(of_peer(gid, &now));
     }
     mismatches.extend(against.neighbours.contradict(target, gid));
     match against.source.path(connection, gid, false) {
         Ok(path) => {
-            if path.source == Some(PathSource::Sa) {
+            if path.source == Some(paths::Source::Sa) {
                 mismatches.extend(of_sa(&path, &path));
             } else {
                 let now = against.source.path(connection, gid, true)?;
@@ -109,8 +110,8 @@ fn ask_peer(
 
 fn of_peer(remembered: Gid, now: &Answer) -> Option<Mismatch> {
     let says = match (now.status, now.gid) {
-        (AnswerStatus::Found, Some(gid)) if gid == remembered => return None,
-        (AnswerStatus::Found, Some(gid)) => format!("the peer says {gid} now"),
+        (request::Status::Found, Some(gid)) if gid == remembered => return None,
+        (request::Status::Found, Some(gid)) => format!("the peer says {gid} now"),
         (status, _) => format!("the peer is {status} now"),
     };
     let message = format!("{says}, the daemon remembered {remembered}");
@@ -124,12 +125,12 @@ fn of_sa(remembered: &PathAnswer, now: &PathAnswer) -> Option<Mismatch> {
         None => remembered.status.to_string(),
     };
     let message = match (now.status, &now.hops) {
-        (PathStatus::Found, hops) if *hops == remembered.hops => return None,
-        (PathStatus::Found, Some(hops)) => {
+        (paths::Status::Found, hops) if *hops == remembered.hops => return None,
+        (paths::Status::Found, Some(hops)) => {
             let says = super::print::hops(hops);
             format!("the subnet administrator says {says} now, the daemon remembered {}", was())
         }
-        (PathStatus::NoRecord, _) => {
+        (paths::Status::NoRecord, _) => {
             let gid = now.dgid;
             format!("the subnet administrator knows no path to {gid}, the daemon has {}", was())
         }

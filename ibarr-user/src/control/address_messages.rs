@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
-use ibarr_proto::request::{Source as AnswerSource, Status as AnswerStatus};
+use ibarr_proto::request;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
@@ -80,11 +80,11 @@ pub struct Answer {
     /// The address asked for.
     pub ip: IpAddr,
     /// The outcome.
-    pub status: AnswerStatus,
+    pub status: request::Status,
     /// The GID, if found.
     pub gid: Option<Gid>,
     /// Where the GID comes from, if found.
-    pub source: Option<AnswerSource>,
+    pub source: Option<request::Source>,
     /// Milliseconds from request to answer, within the daemon.
     pub ms: Elapsed,
 }
@@ -155,7 +155,7 @@ pub struct UnknownName {
 #[serde(rename_all = "kebab-case")]
 pub struct Summary {
     /// How many answers of the daemon had which outcome, in all rounds.
-    pub answers: BTreeMap<AnswerStatus, u64>,
+    pub answers: BTreeMap<request::Status, u64>,
     /// How many host names have no address.
     #[serde(default)]
     pub unknown_names: u64,
@@ -218,7 +218,7 @@ pub struct Pinged {
     /// The share of the other rounds, in percent.
     pub lost_percent: f64,
     /// How many rounds had which outcome.
-    pub answers: BTreeMap<AnswerStatus, u64>,
+    pub answers: BTreeMap<request::Status, u64>,
     /// Round-trip times of the answered rounds, within the daemon; absent if there is none.
     pub ms: Option<Times>,
     /// What contradicts the last GID.

@@ -2,7 +2,7 @@
 
 //! The documents of the control socket about health.
 
-use ibarr_proto::health::State as HealthState;
+use ibarr_proto::health;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
@@ -18,7 +18,7 @@ pub struct SubsystemHealth {
     /// The interface or port, if there is one for each.
     pub of: Option<String>,
     /// How well it works.
-    pub state: HealthState,
+    pub state: health::State,
     /// Seconds since the state last changed.
     pub since_s: Seconds,
     /// What is wrong with it, or could be better.
@@ -33,7 +33,7 @@ pub struct HealthReason {
     /// Its name for programs, such as `sa-silent`. Names may be added.
     pub cause: String,
     /// What it makes of the subsystem; `ok` if it is only advice.
-    pub state: HealthState,
+    pub state: health::State,
     /// Seconds since it was first seen.
     pub since_s: Seconds,
     /// What is wrong, for people.

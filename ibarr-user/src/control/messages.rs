@@ -12,10 +12,7 @@ use std::time::Duration;
 
 use ibarr_common::ib::{Gid, IpoibHwAddr};
 use ibarr_common::{IfIndex, Instant};
-pub use ibarr_proto::health::State as HealthState;
 use ibarr_proto::ip2gid::Family;
-pub use ibarr_proto::paths::{Choice as PortChoice, Source as PathSource, Status as PathStatus};
-pub use ibarr_proto::request::{Source as AnswerSource, Status as AnswerStatus};
 use ibarr_proto::shares;
 use ibarr_proto::trace::{Event, Filter};
 use ipnet::IpNet;
@@ -33,7 +30,7 @@ pub use super::health_messages::{HealthReason, SubsystemHealth};
 pub use super::log_messages::{LevelChange, LogStatus};
 pub use super::path_messages::{
     CachedPath, LastEvent, PKeyNumber, PathAnswer, PathHops, PathRequest, PortAddress, PortStatus,
-    Probing, SaTally, Silence,
+    Probing, Silence,
 };
 pub use super::top_messages::{
     AnswerRate, Answerer, ErrorRate, PortRate, RequestKind, RequestRate, Top,

@@ -5,9 +5,8 @@
 use std::net::IpAddr;
 
 use ibarr_common::ib::{FlowLabel, Gid, Lid, PKey, Sl};
-use ibarr_proto::paths::{
-    Choice as PortChoice, PortEvent, PortName, Source as PathSource, Status as PathStatus,
-};
+use ibarr_proto::paths::{self, PortEvent, PortName};
+use ibarr_proto::sa::Tally;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
@@ -47,15 +46,15 @@ pub struct PathAnswer {
     /// The port that asked, such as `mlx5_0/1`.
     pub port: PortName,
     /// Why this port was chosen.
-    pub chosen: Option<PortChoice>,
+    pub chosen: Option<paths::Choice>,
     /// Source GID.
     pub sgid: Gid,
     /// Destination GID.
     pub dgid: Gid,
     /// The outcome.
-    pub status: PathStatus,
+    pub status: paths::Status,
     /// Origin of the outcome, if the subnet administrator said it.
-    pub source: Option<PathSource>,
+    pub source: Option<paths::Source>,
     /// The subnet administrator's status, if it gave no path.
     pub refusal: Option<String>,
     /// The path, if found.
@@ -152,7 +151,7 @@ pub struct PortStatus {
     pub window: u32,
     /// What was sent to its subnet administrators since the start, and answered.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub sa: SaTally,
+    pub sa: Tally,
     /// Set while the subnet administrator does not answer, and only probes are sent to it.
     pub probing: Option<Probing>,
     /// Why the subnet administrator cannot be asked; absent if it can.
@@ -161,18 +160,6 @@ pub struct PortStatus {
     pub last_event: Option<LastEvent>,
     /// Why the daemon does not receive the kernel's events of the port; absent if it does.
     pub deaf: Option<String>,
-}
-
-/// What was sent to the subnet administrators of a port, and answered.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct SaTally {
-    /// MADs sent, with resends and probes.
-    pub mads: u64,
-    /// Answers with anything but that it is busy.
-    pub answers: u64,
-    /// How long these answers took, all together.
-    pub took_ms: Elapsed,
 }
 
 /// An IP address of an InfiniBand port.

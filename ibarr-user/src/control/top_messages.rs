@@ -2,7 +2,7 @@
 
 //! The document of `ibarr top`: what happened between two looks at the daemon.
 
-use ibarr_proto::health::State as HealthState;
+use ibarr_proto::health;
 use ibarr_proto::paths::PortName;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
@@ -25,7 +25,7 @@ pub struct Top {
     /// The interval; absent if there is only one look at this daemon, and so no rate.
     pub interval_ms: Option<Elapsed>,
     /// The worst state of a subsystem; absent until the daemon is ready.
-    pub health: Option<HealthState>,
+    pub health: Option<health::State>,
     /// What is wrong, such as `sa mlx5_0/1: sa-silent`.
     pub causes: Vec<String>,
     /// Requests for addresses and paths.

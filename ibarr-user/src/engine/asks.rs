@@ -3,13 +3,12 @@
 //! Requests of the control socket for GIDs of addresses.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 
 use ibarr_common::Instant;
-use ibarr_proto::request::{Outcome, UserRequest};
+use ibarr_proto::request::{self, Outcome, UserRequest};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::control::messages::{Answer, AnswerStatus, Body, Elapsed, Resolved, Response, Target};
+use crate::control::messages::{Answer, Body, Elapsed, Resolved, Response, Target};
 
 /// Requests without an answer yet, each for one address or more. The control socket bounds their
 /// number.
@@ -59,28 +58,15 @@ impl Asks {
         ids
     }
 
-    /// Takes the answer for one address; the last one completes the request.
-    pub(super) fn answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {
-        let (status, gid, source) = outcome.parts();
-        self.note(now, id, |ip, ms| Answer { ip, status, gid, source, ms });
-    }
-
-    /// Notes that no answer is remembered for one address, in a request that asks nothing.
-    pub(super) fn not_remembered(&mut self, now: Instant, id: UserRequest) {
-        let status = AnswerStatus::NotRemembered;
-        self.note(now, id, |ip, ms| Answer { ip, status, gid: None, source: None, ms });
-    }
-
-    fn note(
-        &mut self,
-        now: Instant,
-        id: UserRequest,
-        answer: impl FnOnce(IpAddr, Elapsed) -> Answer,
-    ) {
+    /// Takes the answer for one address; the last one completes the request. `None` if no answer is remembered, in
+    /// a request that asks nothing.
+    pub(super) fn answered(&mut self, now: Instant, id: UserRequest, outcome: Option<Outcome>) {
         let Some((ask, index)) = self.waiting.remove(&id) else { return };
         let Some(gathered) = self.gathered.get_mut(&ask) else { return };
         let ms = Elapsed(now.since(gathered.asked_at));
-        let answer = answer(gathered.targets[index].ip, ms);
+        let not_remembered = (request::Status::NotRemembered, None, None);
+        let (status, gid, source) = outcome.map_or(not_remembered, Outcome::parts);
+        let answer = Answer { ip: gathered.targets[index].ip, status, gid, source, ms };
         if let Some(each) = &gathered.each {
             let answer = Box::new(Resolved::from(answer.clone()));
             // The caller may have disconnected.
@@ -108,7 +94,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::control::messages::AnswerSource;
 
     #[test]
     fn answers_are_sent_as_they_come_and_together_in_order() {
@@ -119,24 +104,24 @@ mod tests {
         let ids = asks.add(Instant::BOOT, addresses.map(Target::from).to_vec(), to, Some(each));
         let later = Instant::BOOT + Duration::from_millis(2);
         let gid = "fe80::1".parse().unwrap();
-        asks.answered(later, ids[1].0, Outcome::Found { gid, source: AnswerSource::Peer });
+        asks.answered(later, ids[1].0, Some(Outcome::Found { gid, source: request::Source::Peer }));
         assert!(from.try_recv().is_err());
-        asks.answered(later, ids[0].0, Outcome::TimedOut);
+        asks.answered(later, ids[0].0, Some(Outcome::TimedOut));
         let Body::Answers { answers } = from.try_recv().unwrap().body else { panic!() };
         let ms = Elapsed(Duration::from_millis(2));
         let expected = [
             Answer {
                 ip: addresses[0],
-                status: AnswerStatus::TimedOut,
+                status: request::Status::TimedOut,
                 gid: None,
                 source: None,
                 ms,
             },
             Answer {
                 ip: addresses[1],
-                status: AnswerStatus::Found,
+                status: request::Status::Found,
                 gid: Some(gid),
-                source: Some(AnswerSource::Peer),
+                source: Some(request::Source::Peer),
                 ms,
             },
         ];

@@ -19,7 +19,7 @@ use super::events::Hearing;
 use super::{Engine, log};
 use crate::control::messages::{
     Body, CachedPath, Elapsed, Failure, FailureKind, LastEvent, PKeyNumber, PathAnswer, PathHops,
-    PathRequest, PortAddress, PortStatus, Probing, Response, SaTally, Silence,
+    PathRequest, PortAddress, PortStatus, Probing, Response, Silence,
 };
 use crate::transport::ports::{self, Ports};
 use crate::transport::umad::{self, Meaning, Sending, Umads};
@@ -189,7 +189,6 @@ impl Engine {
         };
         let status = |(index, name, facts, has_qos): (PortIndex, PortName, &PortFacts, bool)| {
             let load = self.node.paths().client().load(index);
-            let tally = self.node.paths().client().tally(index);
             PortStatus {
                 port: name,
                 active: facts.is_active,
@@ -204,11 +203,7 @@ impl Engine {
                 questions: load.questions,
                 in_air: load.in_air,
                 window: load.window,
-                sa: SaTally {
-                    mads: tally.mads,
-                    answers: tally.answers,
-                    took_ms: Elapsed(tally.took),
-                },
+                sa: self.node.paths().client().tally(index),
                 probing: load.shut.map(|shut| Probing {
                     because: if shut.busy { Silence::Busy } else { Silence::Silent },
                     for_ms: now.since(shut.since).into(),

@@ -2,9 +2,9 @@
 
 //! The state of the daemon in one line, for `systemctl status`.
 
-use crate::control::messages::{
-    FailedReload, HealthState, PortStatus, Seconds, Status, SubsystemHealth,
-};
+use ibarr_proto::health;
+
+use crate::control::messages::{FailedReload, PortStatus, Seconds, Status, SubsystemHealth};
 
 /// The longest list of names.
 const NAMES: usize = 4;
@@ -51,7 +51,7 @@ fn ago(time: Seconds) -> String {
 /// What is not ok, such as `degraded: sa mlx5_0/1 (sa-silent)`.
 fn worst(health: &[SubsystemHealth]) -> Option<String> {
     let state = health.iter().map(|subsystem| subsystem.state).max()?;
-    let bad = health.iter().filter(|one| one.state == state && state > HealthState::Ok);
+    let bad = health.iter().filter(|one| one.state == state && state > health::State::Ok);
     let bad = bad.map(|SubsystemHealth { subsystem, of, reasons, .. }| {
         let of = of.as_ref().map_or(String::new(), |of| format!(" {of}"));
         let cause = reasons.iter().max_by_key(|reason| reason.state);

@@ -91,17 +91,15 @@ impl Engine {
     ) {
         for (id, Target { ip, scope }) in requests {
             let Some(question) = Question::new(ip, scope) else {
-                self.users.addresses.answered(now, id, Outcome::NotFound);
+                self.users.addresses.answered(now, id, Some(Outcome::NotFound));
                 continue;
             };
             let input = match lookup {
                 Lookup::Any => resolver::Input::Resolve { user, id, question, deadline },
                 Lookup::Peer => resolver::Input::ResolveFresh { user, id, question, deadline },
                 Lookup::Memory => {
-                    match self.node.lookup(now, question) {
-                        Some(outcome) => self.users.addresses.answered(now, id, outcome),
-                        None => self.users.addresses.not_remembered(now, id),
-                    }
+                    let remembered = self.node.lookup(now, question);
+                    self.users.addresses.answered(now, id, remembered);
                     continue;
                 }
             };
@@ -112,7 +110,9 @@ impl Engine {
     /// Passes on an event of the resolver.
     pub(super) fn handle_resolved(&mut self, now: Instant, event: Event) {
         match event {
-            Event::Answered { id, outcome } => self.users.addresses.answered(now, id, outcome),
+            Event::Answered { id, outcome } => {
+                self.users.addresses.answered(now, id, Some(outcome));
+            }
             Event::PathAnswered { id, outcome } => self.path_answered(now, id, outcome),
             Event::Socket(event) => self.handle_query_socket(now, event),
         }

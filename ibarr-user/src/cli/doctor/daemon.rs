@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
+use ibarr_proto::{health, paths};
+
 use crate::control::doctor_messages::{Check, CheckState};
-use crate::control::messages::{
-    HealthReason, HealthState, PathAnswer, PathStatus, PortStatus, Status, SubsystemHealth,
-};
+use crate::control::messages::{HealthReason, PathAnswer, PortStatus, Status, SubsystemHealth};
 use crate::regular_file::text;
 
 /// Examines the daemon. `proc` is where procfs is mounted.
@@ -28,9 +28,9 @@ fn health(of: &SubsystemHealth) -> Vec<Check> {
     let check = |reason: &HealthReason| Check {
         check: subsystem.clone(),
         state: match reason.state {
-            HealthState::Ok => CheckState::Ok,
-            HealthState::Degraded => CheckState::Warn,
-            HealthState::Failed => CheckState::Fail,
+            health::State::Ok => CheckState::Ok,
+            health::State::Degraded => CheckState::Warn,
+            health::State::Failed => CheckState::Fail,
         },
         found: format!("{what}{}", reason.why),
         remedy: Some(reason.remedy.clone()),
@@ -78,7 +78,7 @@ pub(super) fn answer(port: &PortStatus, answer: Option<&PathAnswer>) -> Check {
     let remedy = "is a subnet manager running (sminfo)? Does its switch reach it (ibtracert)?";
     match answer {
         None => Check::skipped(CHECK, format!("{name}: not asked, because the port has no GID")),
-        Some(PathAnswer { status: PathStatus::Found, ms, .. }) => {
+        Some(PathAnswer { status: paths::Status::Found, ms, .. }) => {
             Check::ok(CHECK, format!("{name}: {:.2} ms", ms.millis()))
         }
         Some(answer) => Check::fail(CHECK, format!("{name}: {}", answer.status), remedy),
@@ -102,12 +102,12 @@ mod tests {
         let mut sa = SubsystemHealth {
             subsystem: "sa".to_owned(),
             of: Some("mlx5_0/1".to_owned()),
-            state: HealthState::Failed,
+            state: health::State::Failed,
             since_s: std::time::Duration::ZERO.into(),
             reasons: vec![
-                reason("a", HealthState::Failed),
-                reason("b", HealthState::Degraded),
-                reason("c", HealthState::Ok),
+                reason("a", health::State::Failed),
+                reason("b", health::State::Degraded),
+                reason("c", health::State::Ok),
             ],
         };
         let states: Vec<_> = health(&sa).iter().map(|check| check.state).collect();

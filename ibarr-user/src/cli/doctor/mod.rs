@@ -12,14 +12,15 @@ use std::path::Path;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::PORT;
 
+use ibarr_proto::request;
+
 use super::targets::{Destination, Found};
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
 use crate::control::doctor_messages::{Check, CheckState};
 use crate::control::messages::{
-    Answer, AnswerSource, Body, Failure, Lookup, PathAnswer, PathRequest, PortStatus, Request,
-    Status, Target,
+    Answer, Body, Failure, Lookup, PathAnswer, PathRequest, PortStatus, Request, Status, Target,
 };
 use crate::transport::ports::Dirs;
 use crate::transport::rtnetlink;
@@ -75,7 +76,7 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
             match answer.gid {
                 Some(gid) => {
                     // What the peer said last, if this is what the entry says.
-                    let is_entry = answer.source == Some(AnswerSource::Neighbour);
+                    let is_entry = answer.source == Some(request::Source::Neighbour);
                     let said = is_entry.then(|| resolve(daemon, target, Lookup::Memory));
                     let said = said.and_then(|answer| answer.ok()?.gid).unwrap_or(gid);
                     let mismatch = Neighbours::read().contradict(target, said);

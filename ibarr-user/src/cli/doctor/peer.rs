@@ -10,12 +10,13 @@ use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_proto::ip2gid::client::{Candidate, Route};
 use ibarr_proto::ip2gid::{Family, Question, is_link_local};
+use ibarr_proto::{paths, request};
 use nix::net::if_::if_indextoname;
 
 use super::machine::INFINIBAND;
 use crate::cli::targets::{self, Destination};
 use crate::control::doctor_messages::Check;
-use crate::control::messages::{Answer, AnswerStatus, Mismatch, PathAnswer, PathStatus, Target};
+use crate::control::messages::{Answer, Mismatch, PathAnswer, Target};
 use crate::regular_file::text;
 use crate::transport::rtnetlink::NoRoute;
 
@@ -136,20 +137,20 @@ pub(super) fn gid(answer: &Answer) -> Check {
     const CHECK: &str = "peer";
     let ip = answer.ip;
     let found = match (answer.status, answer.gid) {
-        (AnswerStatus::Found, Some(gid)) => {
+        (request::Status::Found, Some(gid)) => {
             let by = answer.source.map_or(String::new(), |source| format!(" ({source})"));
             return Check::ok(CHECK, format!("{ip} is {gid}{by}, {:.2} ms", answer.ms.millis()));
         }
         (status, _) => format!("{ip}: {status}"),
     };
     let remedy = match answer.status {
-        AnswerStatus::NotFound => {
+        request::Status::NotFound => {
             "that host does not have this address on InfiniBand: ibarr status there"
         }
-        AnswerStatus::Refused => "start ibarr there (systemctl start ibarr)",
-        AnswerStatus::Unreachable => "see the check of the route",
-        AnswerStatus::Overloaded => "wait until fewer requests are pending (ibarr status)",
-        AnswerStatus::TimedOut | AnswerStatus::NotRemembered | AnswerStatus::Found => {
+        request::Status::Refused => "start ibarr there (systemctl start ibarr)",
+        request::Status::Unreachable => "see the check of the route",
+        request::Status::Overloaded => "wait until fewer requests are pending (ibarr status)",
+        request::Status::TimedOut | request::Status::NotRemembered | request::Status::Found => {
             "does the host run (ping), does ibarr run there, and do firewalls and routers on the way let UDP \
              port 4791 through?"
         }
@@ -178,23 +179,23 @@ pub(super) fn path(answer: &PathAnswer) -> Check {
     const CHECK: &str = "path";
     let PathAnswer { port, dgid, .. } = answer;
     let remedy = match answer.status {
-        PathStatus::Found => {
+        paths::Status::Found => {
             let (by, ms) = (answer.source, answer.ms.millis());
             let by = by.map_or(String::new(), |source| format!(" ({source})"));
             let lid =
                 answer.hops.as_ref().map_or(String::new(), |hops| format!(" by LID {}", hops.dlid));
             return Check::ok(CHECK, format!("{port} to {dgid}{lid}{by}, {ms:.2} ms"));
         }
-        PathStatus::NoRecord => {
+        paths::Status::NoRecord => {
             "is the peer's port active, in the same partition (P_Key), and known to the subnet manager \
              (saquery NR)?"
         }
-        PathStatus::Refused => "see the log of the subnet manager",
-        PathStatus::Silent | PathStatus::Busy | PathStatus::NoSa => {
+        paths::Status::Refused => "see the log of the subnet manager",
+        paths::Status::Silent | paths::Status::Busy | paths::Status::NoSa => {
             "is a subnet manager running (sminfo)? ibarr ports shows what the daemon knows of it"
         }
-        PathStatus::UnknownPort => "ibarr ports shows the ports",
-        PathStatus::Overloaded => "wait until fewer requests are pending (ibarr status)",
+        paths::Status::UnknownPort => "ibarr ports shows the ports",
+        paths::Status::Overloaded => "wait until fewer requests are pending (ibarr status)",
     };
     Check::fail(CHECK, format!("{port} to {dgid}: {}", answer.status), remedy)
 }

@@ -5,10 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use ibarr_proto::health;
+use ibarr_proto::sa::Tally;
+
 use crate::cli::status;
 use crate::control::messages::{
-    AnswerRate, Answerer, Elapsed, ErrorRate, HealthState, PortRate, PortStatus, RequestKind,
-    RequestRate, SaTally, Status, Top,
+    AnswerRate, Answerer, Elapsed, ErrorRate, PortRate, PortStatus, RequestKind, RequestRate,
+    Status, Top,
 };
 use crate::engine::descriptions;
 
@@ -190,9 +193,9 @@ impl Interval<'_> {
     fn port(&self, after: &PortStatus) -> PortRate {
         let ports = self.before.map(|before| before.status.ports.as_slice()).unwrap_or_default();
         let before = ports.iter().find(|before| before.port == after.port).map(|port| port.sa);
-        let SaTally { mads, answers, took_ms } = after.sa;
+        let Tally { mads, answers, took, .. } = after.sa;
         let answered = before.map(|before| answers.saturating_sub(before.answers));
-        let took = before.map(|before| took_ms.0.saturating_sub(before.took_ms.0));
+        let took = before.map(|before| took.saturating_sub(before.took));
         let answer_ms = answered.zip(took).filter(|(answered, _)| *answered > 0);
         PortRate {
             port: after.port,
@@ -234,7 +237,7 @@ impl Interval<'_> {
 fn causes(status: &Status) -> Vec<String> {
     let bad = status.health.iter().flat_map(|subsystem| {
         let of = subsystem.of.as_ref().map_or(String::new(), |of| format!(" {of}"));
-        let bad = subsystem.reasons.iter().filter(|reason| reason.state > HealthState::Ok);
+        let bad = subsystem.reasons.iter().filter(|reason| reason.state > health::State::Ok);
         let name = subsystem.subsystem.as_str();
         bad.map(move |reason| (reason.state, format!("{name}{of}: {}", reason.cause)))
     });

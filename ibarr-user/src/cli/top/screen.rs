@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ibarr_proto::health;
 use nix::sys::signal::{SigSet, Signal};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
@@ -20,7 +21,7 @@ use super::rates::{self, Sample};
 use super::text::{self, Kind};
 use super::{TopArgs, look, unanswered};
 use crate::cli::{Exit, ask};
-use crate::control::messages::{Failure, FailureKind, HealthState};
+use crate::control::messages::{Failure, FailureKind};
 
 /// What the other threads have to say.
 enum News {
@@ -197,9 +198,9 @@ impl State {
             let top = rates::top(self.before.as_ref(), after);
             lines.extend(text::lines(&top).into_iter().map(|line| {
                 let style = match line.kind {
-                    Kind::State(Some(HealthState::Ok)) => Color::Green.into(),
-                    Kind::State(Some(HealthState::Degraded) | None) => Color::Yellow.into(),
-                    Kind::State(Some(HealthState::Failed)) => bad,
+                    Kind::State(Some(health::State::Ok)) => Color::Green.into(),
+                    Kind::State(Some(health::State::Degraded) | None) => Color::Yellow.into(),
+                    Kind::State(Some(health::State::Failed)) => bad,
                     Kind::Head => Modifier::REVERSED.into(),
                     Kind::Row => Style::default(),
                 };

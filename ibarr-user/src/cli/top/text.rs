@@ -5,9 +5,11 @@
 use std::iter::once;
 use std::time::Duration;
 
+use ibarr_proto::health;
+
 use crate::control::messages::{
-    AnswerRate, Answerer, ErrorRate, HealthState, Millis, PortRate, Probing, RequestKind,
-    RequestRate, SlowPeer, Top,
+    AnswerRate, Answerer, ErrorRate, Millis, PortRate, Probing, RequestKind, RequestRate, SlowPeer,
+    Top,
 };
 
 /// A line, and what it is.
@@ -21,7 +23,7 @@ pub(super) struct Line {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
     /// The daemon's state; `None` if it is not ready.
-    State(Option<HealthState>),
+    State(Option<health::State>),
     Head,
     Row,
 }
@@ -203,7 +205,7 @@ mod tests {
             "errors": [{ "counter": "sa.silent", "per-s": 2.0, "total": 3 }],
         }));
         let lines = lines(&top.unwrap());
-        let state = Kind::State(Some(HealthState::Degraded));
+        let state = Kind::State(Some(health::State::Degraded));
         assert_eq!([lines[0].kind, lines[1].kind], [state; 2]);
         let text: Vec<_> = lines.iter().map(|line| line.text.as_str()).collect();
         assert_eq!(
