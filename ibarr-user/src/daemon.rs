@@ -134,7 +134,8 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
     let access = Access::start(|| access::find_group(control_socket::GROUP))
         .map_err(|error| Error::Kernel("a thread for the user database", error))?;
     let shared = control::Control::new(access, options.descriptors.connections);
-    let metrics = Server::start(config.metrics.clone(), asks.clone(), Arc::clone(&shared.counters))
+    let counters = Arc::clone(&shared.counters);
+    let (metrics, scraped) = Server::start(config.metrics.clone(), asks.clone(), counters)
         .map_err(|error| Error::Kernel("a thread for the metrics", error))?;
     info!(version = env!("CARGO_PKG_VERSION"), run_dir = %options.run_dir.display(), "starting");
     let setup = Setup {
@@ -157,8 +158,10 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
 
     Box::pin(engine.run(asked, signals)).await;
     info!(message_id = ids::ENDING, "ending");
-    // The engine has dropped its end of the channel. The thread removes the socket when it ends.
-    drop(control.join());
+    // The engine has dropped its end of the channel. The threads remove their sockets when they end.
+    for thread in [control, scraped] {
+        drop(thread.join());
+    }
     at_end.stopping(&told);
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use http_body_util::Full;
@@ -59,7 +59,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the thread, which ends when the other end of `asks` is dropped.
+    /// Starts the thread, which removes its socket and ends when the other end of `asks` is dropped.
     ///
     /// # Errors
     /// If the thread or its event loop cannot be started.
@@ -67,11 +67,11 @@ impl Server {
         listen: Option<Listen>,
         asks: mpsc::Sender<Ask>,
         counters: Arc<Counters>,
-    ) -> io::Result<Self> {
+    ) -> io::Result<(Self, JoinHandle<()>)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (wanted, wish) = watch::channel(listen);
         let (failing, failure) = watch::channel(None);
-        thread::Builder::new().name("metrics".to_owned()).spawn(move || {
+        let thread = thread::Builder::new().name("metrics".to_owned()).spawn(move || {
             let ended = asks.clone();
             let source = Arc::new(Source { asks, last: Mutex::default() });
             runtime.block_on(async {
@@ -83,7 +83,7 @@ impl Server {
             // Connections end with their event loop.
             runtime.shutdown_background();
         })?;
-        Ok(Self { wanted, failure })
+        Ok((Self { wanted, failure }, thread))
     }
 
     /// From now on serves there.
