@@ -43,7 +43,9 @@ fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
             Bug::ForgottenDrain => &["a turn ends before"],
             Bug::EndlessRead => &["messages of the kernel"],
             Bug::ForgottenReply | Bug::PatientAcm => &["of ACM gets", "of ACM that wait"],
-            Bug::ForgottenRecovery => &["health says sa-silent, which is not so"],
+            Bug::ForgottenRecovery => {
+                &["says sa-silent, which is not", "says sa-busy, which is not"]
+            }
             Bug::UnseenSilence => &["health does not say sa-"],
             Bug::SilentMemory | Bug::OldMemory => &["but a peer said"],
             Bug::NoShares => &["questions of a user in a second"],
