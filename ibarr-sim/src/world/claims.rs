@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The claims that must hold in every history. ARCHITECTURE.md gives their reasons.
+//! The claims that must hold in every history. docs/dev/invariants.md gives their reasons.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
