@@ -15,7 +15,27 @@ const DRIVER: [&str; 3] =
 /// The modules of `ibarr-proto` that the engine needs.
 const FOR_THE_ENGINE: [&str; 3] = ["node", "turn", "status"];
 
-const RULES: [Rule; 9] = [
+const CORES: [&str; 10] = [
+    "acm",
+    "health",
+    "ip2gid",
+    "local_service",
+    "local_view",
+    "paths",
+    "resolver",
+    "responder",
+    "sa",
+    "trace",
+];
+
+/// The cores themselves, and what is lent in their place.
+const STATES: [&str; 9] =
+    ["Acm", "Client", "Local", "LocalService", "LocalView", "Paths", "Resolver", "Server", "Trace"];
+
+/// What a core calls its modules of types.
+const MODULES: [&str; 7] = ["as", "client", "neighbours", "routing", "rules", "self", "server"];
+
+const RULES: [Rule; 10] = [
     ("type-aliases", "type aliases", |file| code(file).filter(|line| is_alias(line)).count()),
     ("short-docs", "doc lines of two or three words", short_docs),
     ("README.md", "words", |file| if file.path == "README.md" { words(file) } else { 0 }),
@@ -26,6 +46,7 @@ const RULES: [Rule; 9] = [
     ),
     ("documents", "words", |file| if file.has_extension(&["md"]) { words(file) } else { 0 }),
     ("engine-of-proto", "names of ibarr_proto besides node, turn and status", cores_in_the_engine),
+    ("core-reaches", "functions and states that one core uses of another", core_reaches),
     ("driver-durations", "constants of a duration in engine, transport and bpf", |file| {
         in_driver(file, |line| line.contains("const ") && line.contains(": Duration ="))
     }),
@@ -62,6 +83,24 @@ fn cores_in_the_engine(file: &File) -> usize {
     }
     let named = code(file).flat_map(|line| line.split("ibarr_proto::").skip(1));
     named.filter(|rest| !FOR_THE_ENGINE.iter().any(|module| rest.starts_with(module))).count()
+}
+
+/// Where a core names another's function, or the state that is lent to it. `node` may.
+fn core_reaches(file: &File) -> usize {
+    let Some(path) = file.path.strip_prefix("ibarr-proto/src/").filter(|_| !file.is_test()) else {
+        return 0;
+    };
+    let own = path.split(['/', '.']).next().unwrap_or_default();
+    let text = code(file).collect::<Vec<_>>().join("\n");
+    let uses = text.split("use crate::").skip(1).filter_map(|rest| rest.split_once(';'));
+    let of_others = uses.filter_map(|(path, _)| path.split_once("::"));
+    let of_others =
+        of_others.filter(|(core, _)| own != "node" && *core != own && CORES.contains(core));
+    let names = of_others.flat_map(|(_, names)| names.split(['{', '}', ',', ' ', '\n']));
+    let last = names.filter_map(|name| name.rsplit("::").next());
+    let is_function = |name: &str| name.starts_with(|first: char| first.is_ascii_lowercase());
+    last.filter(|name| STATES.contains(name) || is_function(name) && !MODULES.contains(name))
+        .count()
 }
 
 /// Associated types stand deeper.
@@ -102,6 +141,11 @@ mod tests {
         let engine = "use ibarr_proto::node::Node;\nuse ibarr_proto::sa;\n// ibarr_proto::acm\n";
         assert_eq!(counts("ibarr-user/src/engine/a.rs", engine), [("engine-of-proto", 1)]);
         assert!(counts("ibarr-user/src/engine/tests.rs", engine).is_empty());
+        let core =
+            "use crate::paths::{self, Paths, PortName};\nuse crate::ip2gid::is_link_local;\n";
+        assert_eq!(counts("ibarr-proto/src/acm/a.rs", core), [("core-reaches", 2)]);
+        assert_eq!(counts("ibarr-proto/src/paths/a.rs", core), [("core-reaches", 1)]);
+        assert!(counts("ibarr-proto/src/node.rs", core).is_empty());
         let driver = "const RETRY: Duration = LONG;\nmatch x { Outcome::A => 1, _ => 2 }\n";
         let found = [("driver-durations", 1), ("driver-retries", 1), ("driver-outcomes", 1)];
         assert_eq!(counts("ibarr-user/src/bpf/a.rs", driver), found);
