@@ -6,7 +6,9 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::fs::Permissions;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
@@ -100,5 +102,11 @@ pub fn plain(socket: &Path) -> Result<Infallible> {
 fn bind(socket: &Path) -> Result<UnixListener> {
     // The server before this one has left it.
     drop(std::fs::remove_file(socket));
-    UnixListener::bind(socket).with_context(|| socket.display().to_string())
+    let bind = || -> std::io::Result<_> {
+        let listener = UnixListener::bind(socket)?;
+        // The clients are other users.
+        std::fs::set_permissions(socket, Permissions::from_mode(0o666))?;
+        Ok(listener)
+    };
+    bind().with_context(|| socket.display().to_string())
 }
