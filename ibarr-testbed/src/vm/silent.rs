@@ -103,7 +103,8 @@ fn round(rig: &Rig, seconds: u64, with_ibarr: bool) -> Result<(usize, usize)> {
 fn first_routes(rig: &Rig, with_ibarr: bool) -> Result<Duration> {
     let ibarr = if with_ibarr { Some(start()?) } else { None };
     let mut times = Vec::new();
-    for _ in 0..FIRST {
+    // IPoIB may ask for the same path before the stop. Then the route is remembered, and does not count.
+    for _ in 0..2 * FIRST {
         answers()?;
         if let Some(ibarr) = &ibarr {
             ibarr.flush()?;
@@ -113,10 +114,16 @@ fn first_routes(rig: &Rig, with_ibarr: bool) -> Result<Duration> {
         rig.opensm.signal(Signal::SIGSTOP)?;
         let began = Instant::now();
         let status = caller.route_status(id);
-        times.push(began.elapsed());
+        let took = began.elapsed();
         rig.opensm.signal(Signal::SIGCONT)?;
-        ensure!(status? != 0, "OpenSM has answered");
+        if status? != 0 {
+            times.push(took);
+        }
+        if times.len() == FIRST {
+            break;
+        }
     }
+    ensure!(times.len() == FIRST, "only {} routes of a stopped OpenSM failed", times.len());
     ibarr.map_or(Ok(()), Ibarr::stop)?;
     times.sort();
     times.get(FIRST / 2).copied().context("no times")
