@@ -62,20 +62,18 @@ pub mod millis {
         time.as_secs_f64() * 1000.0
     }
 
-    /// Writes it.
+    /// Writes a duration as this number.
     ///
     /// # Errors
-    ///
-    /// As of the serializer.
+    /// Those of the serializer.
     pub fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_f64(of(*time))
     }
 
-    /// Reads it.
+    /// Reads this number as a duration.
     ///
     /// # Errors
-    ///
-    /// There is no number, or it is negative or too large.
+    /// If it is no number, negative or too large.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         let millis = f64::deserialize(deserializer)?;
         Duration::try_from_secs_f64(millis / 1000.0).map_err(D::Error::custom)

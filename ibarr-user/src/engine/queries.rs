@@ -16,11 +16,11 @@ use crate::transport::rtnetlink::{self, Answer, RouteAnswer, Routes};
 pub(super) struct Queries {
     sockets: Sockets,
     routes: Routes,
-    /// Whom datagrams have gone to, for [`Self::diverted`], the newest first.
+    /// The peers that datagrams were sent to, for [`Self::diverted`], the newest first.
     peers: Vec<Candidate>,
 }
 
-/// How many peers are kept after [`Queries::diverted`]. As many are noted until the next time.
+/// How many peers [`Queries::diverted`] keeps. Until the next call there may be twice as many.
 const PEERS: usize = 16;
 
 impl Queries {
@@ -33,14 +33,14 @@ impl Queries {
         self.sockets.dropped()
     }
 
-    /// Notes whom a datagram goes to, if there is room.
+    /// Keeps the peer that a datagram is sent to, if there is room.
     pub(super) fn note(&mut self, peer: Candidate) {
         if self.peers.len() < 2 * PEERS && !self.peers.contains(&peer) {
             self.peers.insert(0, peer);
         }
     }
 
-    /// Of what rules may divert, what is diverted on its way to a peer. That peer is kept.
+    /// Returns those that divert datagrams to a peer that is kept. That peer stays.
     pub(super) fn diverted(&mut self, mut by_rules: Vec<Diverted>) -> Vec<Diverted> {
         by_rules.retain(|by| {
             let at = self.peers.iter().position(|&peer| rtnetlink::is_diverted(peer, by));
