@@ -114,10 +114,9 @@ mod tests {
     fn document() -> String {
         let mut page = String::from(
             "# Metrics\n\n`ibarr metrics` prints them, and `[metrics] listen` serves them to Prometheus \
-             (see ibarr.toml(5)), as Prometheus' text or as OpenMetrics.\nThis page is made from the code, and a test \
-             holds it (`page_of_metrics_is_made_from_the_code`). No label has a value that a peer can choose.\n\n\
-             Counters begin at 0 when the daemon starts. Histograms have fixed buckets, because the text \
-             form has no native histograms.\n\n| metric | kind | meaning | labels |\n|---|---|---|---|\n",
+             (see ibarr.toml(5)).\n[operate.md](operate.md) has the alerts and the dashboard. This page is made from \
+             the code (`page_of_metrics_is_made_from_the_code`).\n\nCounters begin at 0 when the daemon starts. No \
+             label has a value that a peer can choose.\n\n| metric | kind | meaning | labels |\n|---|---|---|---|\n",
         );
         for Family { text, kind, help, labels, .. } in FAMILIES {
             let kind = format!("{kind:?}").to_lowercase();
@@ -126,12 +125,6 @@ mod tests {
             let labels = labels.join("; ");
             page.extend([format!("| **{text}** | {kind} | {help} | {labels} |\n")]);
         }
-        page.push_str(
-            "\nRules with alerts for Prometheus are in \
-             [contrib/prometheus/ibarr.rules.yml](../contrib/prometheus/ibarr.rules.yml), and a dashboard for Grafana is \
-             [contrib/grafana/ibarr.json](../contrib/grafana/ibarr.json). `cargo xtask monitor` shows both on real data \
-             ([operate.md](operate.md)).\n",
-        );
         page
     }
 
