@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
 use super::path_messages::PathAnswer;
-use super::values::{Elapsed, Millis};
+use super::values::Elapsed;
 
 /// An address to resolve: `10.2.0.5`, or `fe80::1%4` with the index of the interface that its
 /// queries leave by.
@@ -180,21 +180,6 @@ pub struct Times {
     pub p99: Elapsed,
     /// The longest.
     pub max: Elapsed,
-}
-
-/// A peer that took long to answer.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct SlowPeer {
-    /// Its address.
-    pub ip: IpAddr,
-    /// Name of the interface that the request named; absent if it named none.
-    pub interface: Option<String>,
-    /// Milliseconds from the first query to its last answer.
-    pub ms: Elapsed,
-    /// Milliseconds since that answer.
-    pub ago_ms: Millis,
 }
 
 /// The document of `ibarr ping`.

@@ -7,13 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::num::NonZeroU16;
 use std::time::Duration;
 
 use ibarr_common::ib::{Gid, IpoibHwAddr};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Family;
-use ibarr_proto::shares;
 use ibarr_proto::trace::{Event, Filter};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -22,24 +20,15 @@ use serde_with_macros::skip_serializing_none;
 use crate::config::Mistake;
 
 pub use super::address_messages::{
-    Answer, Lookup, Mismatch, MismatchWith, Pinged, Resolved, SlowPeer, Summary, Target, Times,
-    UnknownName,
+    Answer, Lookup, Mismatch, MismatchWith, Pinged, Resolved, Summary, Target, Times, UnknownName,
 };
 pub use super::doctor_messages::{Check, CheckState};
-pub use super::health_messages::{HealthReason, SubsystemHealth};
 pub use super::log_messages::{LevelChange, LogStatus};
-pub use super::path_messages::{
-    CachedPath, LastEvent, PKeyNumber, PathAnswer, PathHops, PathRequest, PortAddress, PortStatus,
-    Probing, Silence,
-};
-pub use super::top_messages::{
-    AnswerRate, Answerer, ErrorRate, PortRate, RequestKind, RequestRate, Top,
-};
+pub use super::path_messages::{CachedPath, PKeyNumber, PathAnswer, PathHops, PathRequest};
+pub use super::status::*;
 pub use super::trace_messages::{TraceEnd, Traced, Tracing};
 use super::values::is_default;
 pub use super::values::{Elapsed, Millis, OrText, Seconds};
-use crate::bpf::Hook;
-use crate::transport::listeners::Listener;
 
 /// The format version, in the field `v`.
 pub const VERSION: u32 = 1;
@@ -552,210 +541,6 @@ ibarr_common::words! {
         /// A static GID of the configuration.
         Static = "static",
     }
-}
-
-/// The document of `ibarr status`.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Status {
-    /// Version of the daemon.
-    pub version: String,
-    /// Process id of the daemon.
-    pub pid: u32,
-    /// Seconds since the daemon started.
-    pub uptime_s: Seconds,
-    /// Paths of the configuration files, with commas; absent if the daemon runs on defaults.
-    pub config: Option<String>,
-    /// Seconds since the last reload that took effect; absent if there was none.
-    pub reloaded_ago_s: Option<Seconds>,
-    /// The last reload, if it failed.
-    pub failed_reload: Option<FailedReload>,
-    /// What works and what does not, by subsystem; empty until the daemon is ready.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub health: Vec<SubsystemHealth>,
-    /// The server sockets of the ip2gid port.
-    pub servers: Vec<ServerStatus>,
-    /// State of the socket to the kernel's RDMA core.
-    pub local_service: LocalServiceStatus,
-    /// State of the BPF responder.
-    pub responder: ResponderStatus,
-    /// All InfiniBand ports.
-    #[serde(default)]
-    pub ports: Vec<PortStatus>,
-    /// Number of entries in the path cache.
-    #[serde(default)]
-    pub cached_paths: usize,
-    /// How many requests the path cache has saved, since the start.
-    #[serde(default)]
-    pub path_requests: PathRequests,
-    /// All interfaces that were considered.
-    pub interfaces: Vec<InterfaceStatus>,
-    /// Questions that wait for a peer now.
-    pub pending: usize,
-    /// Number of entries in the client cache.
-    pub cached: usize,
-    /// The peers that took longest to answer in the last minute, the slowest first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub slowest_peers: Vec<SlowPeer>,
-    /// Use of the control socket.
-    #[serde(default)]
-    pub control: ControlStatus,
-    /// Requests of users, for addresses and for paths.
-    #[serde(default)]
-    pub users: Vec<UsersStatus>,
-    /// The reasons in `health`, each with its remedy, for people; empty if there are none.
-    pub warnings: Vec<String>,
-}
-
-/// A reload that changed nothing, because the file has mistakes.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct FailedReload {
-    /// Seconds since the reload.
-    pub ago_s: Seconds,
-    /// The mistakes, one a line.
-    pub message: String,
-}
-
-/// Use of the control socket.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct ControlStatus {
-    /// Number of open connections.
-    pub connections: usize,
-    /// Connections refused because their user or all users had too many, or because the daemon had
-    /// too few descriptors.
-    pub refused: u64,
-    /// State of the look-up of group `ibarr`, whose members may change the daemon.
-    pub group: String,
-}
-
-/// Requests of all users together, without the kernel's.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct UsersStatus {
-    /// `addresses` or `paths`.
-    pub what: shares::Kind,
-    /// Requests in flight.
-    pub under_way: usize,
-    /// Requests that wait because their user, or all users, have their share in flight.
-    pub waiting: usize,
-    /// Requests that waited in vain, since the start.
-    pub refused: u64,
-}
-
-/// Requests for paths, since the start, by whether a subnet administrator was asked.
-#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct PathRequests {
-    /// MADs sent to subnet administrators, including resends.
-    pub sa_queries: u64,
-    /// Requests for paths, of the kernel and of users, answered from the cache or by a question
-    /// that was already in flight.
-    pub avoided: u64,
-    /// Requests for which the kernel was told to ask the subnet administrator itself, by reason. 1.0.0 also says
-    /// `busy`.
-    pub left_to_kernel: BTreeMap<String, u64>,
-}
-
-/// The socket to the kernel's RDMA core.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct LocalServiceStatus {
-    /// Whether the socket is open.
-    pub state: SocketState,
-    /// Why the kernel does not send requests to the daemon; absent if it does.
-    pub blocked: Option<String>,
-    /// Address requests that wait for an answer now.
-    pub waiting: usize,
-    /// Whether nudges are made.
-    pub nudges: NudgeState,
-    /// The interface of the last nudge; absent if there was none, or it failed.
-    pub nudge_interface: Option<String>,
-    /// Other processes that receive the kernel's requests.
-    pub listeners: Vec<Listener>,
-}
-
-ibarr_common::words! {
-    /// States of the socket to the kernel's RDMA core.
-    SocketState {
-        /// The kernel sends requests to a socket of the daemon.
-        Open = "open",
-        /// The kernel sends requests to an inherited socket.
-        Inherited = "inherited",
-        /// The kernel sends no requests.
-        Closed = "closed",
-    }
-}
-
-ibarr_common::words! {
-    /// States of nudges.
-    NudgeState {
-        /// The last one succeeded, or there was none yet.
-        On = "on",
-        /// The configuration turns them off.
-        Off = "off",
-        /// The last one failed.
-        Failing = "failing",
-    }
-}
-
-/// A server socket of the ip2gid port.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct ServerStatus {
-    /// The version of IP: `ipv4` or `ipv6`.
-    pub family: String,
-    /// UDP port number.
-    pub port: NonZeroU16,
-    /// The VRF whose datagrams it receives; absent for all others.
-    pub vrf: Option<String>,
-    /// Why the socket does not serve; absent if it does.
-    pub blocked: Option<String>,
-    /// Size of the receive buffer in bytes; absent if the socket does not serve.
-    pub receive_buffer: Option<usize>,
-}
-
-/// The BPF responder.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct ResponderStatus {
-    /// Milliseconds until the programs stop answering, if the lease is not renewed.
-    pub lease_ends_in_ms: Millis,
-    /// Why the responder answers nothing; absent if it answers.
-    pub blocked: Option<String>,
-    /// Why the responder may end with the daemon, before its lease; absent if it outlives the
-    /// daemon.
-    pub ends_early: Option<String>,
-    /// Directory of the pins.
-    pub bpf_dir: Option<String>,
-}
-
-/// A network interface.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct InterfaceStatus {
-    /// Interface name, such as `ib0`.
-    pub name: String,
-    /// Interface index.
-    pub ifindex: IfIndex,
-    /// The GID in replies about its addresses.
-    pub gid: Option<Gid>,
-    /// The program that answers queries on this interface, before or instead of the daemon: `tcx`,
-    /// `clsact`, `xdp-native`, `xdp-generic`; absent if there is none.
-    pub responder: Option<Hook>,
-    /// Which queries the daemon answers here, and why; absent if there are none, or if no query
-    /// shall be answered here.
-    pub in_user_space: Option<String>,
-    /// Addresses that are answered, each with its GID.
-    pub addresses: BTreeMap<IpAddr, Gid>,
-    /// Why no address is answered; absent if some are.
-    pub not_served: Option<String>,
 }
 
 #[cfg(test)]

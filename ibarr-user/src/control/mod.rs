@@ -10,14 +10,13 @@ pub mod access;
 mod address_messages;
 pub mod client;
 pub mod doctor_messages;
-mod health_messages;
 mod log_messages;
 pub mod messages;
 mod path_messages;
 pub mod places;
 pub mod run_dir;
 pub mod server;
-mod top_messages;
+mod status;
 mod trace_messages;
 mod values;
 

@@ -2,11 +2,8 @@
 
 //! The documents of the control socket about paths and ports.
 
-use std::net::IpAddr;
-
 use ibarr_common::ib::{FlowLabel, Gid, Lid, PKey, Sl};
-use ibarr_proto::paths::{self, PortEvent, PortName};
-use ibarr_proto::sa::Tally;
+use ibarr_proto::paths::{self, PortName};
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
@@ -115,91 +112,4 @@ pub struct CachedPath {
     pub doubted: bool,
     /// Milliseconds until the entry expires.
     pub expires_in_ms: Millis,
-}
-
-/// An InfiniBand port.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct PortStatus {
-    /// Name, such as `mlx5_0/1`.
-    pub port: PortName,
-    /// Whether the port is up and configured.
-    pub active: bool,
-    /// LID of the port.
-    pub lid: Option<Lid>,
-    /// LMC: how many low bits of the LID the port ignores.
-    pub lmc: u8,
-    /// LID of the subnet manager.
-    pub sm_lid: Option<Lid>,
-    /// Service level of packets to the subnet manager.
-    pub sm_sl: Sl,
-    /// GIDs of the port.
-    pub gids: Vec<Gid>,
-    /// P_Keys of the port, in hexadecimal.
-    pub pkeys: Vec<PKey>,
-    /// IP addresses of the interfaces that have one of its GIDs.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub addresses: Vec<PortAddress>,
-    /// Whether its subnet administrator says that paths may differ by service.
-    pub qos: bool,
-    /// Questions that wait for an answer now.
-    pub questions: usize,
-    /// MADs that the subnet administrator has not answered yet.
-    pub in_air: u32,
-    /// The current limit of such MADs.
-    pub window: u32,
-    /// What was sent to its subnet administrators since the start, and answered.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub sa: Tally,
-    /// Set while the subnet administrator does not answer, and only probes are sent to it.
-    pub probing: Option<Probing>,
-    /// Why the subnet administrator cannot be asked; absent if it can.
-    pub blocked: Option<String>,
-    /// The last event that the kernel reported for the port.
-    pub last_event: Option<LastEvent>,
-    /// Why the daemon does not receive the kernel's events of the port; absent if it does.
-    pub deaf: Option<String>,
-}
-
-/// An IP address of an InfiniBand port.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct PortAddress {
-    /// The address.
-    pub ip: IpAddr,
-    /// Name of its interface, such as `ib0`.
-    pub interface: String,
-    /// The GID in replies about it.
-    pub gid: Gid,
-}
-
-/// A subnet administrator that does not answer.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Probing {
-    /// Whether it answers at all.
-    pub because: Silence,
-    /// Milliseconds since the first question without an answer.
-    pub for_ms: Millis,
-}
-
-ibarr_common::words! {
-    /// Why a subnet administrator is only probed.
-    Silence {
-        /// It does not answer.
-        Silent = "silent",
-        /// It answers nothing but that it is busy.
-        Busy = "busy",
-    }
-}
-
-/// An event of a port.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct LastEvent {
-    /// Name as in libibverbs, such as `client-reregister`.
-    pub event: PortEvent,
-    /// Milliseconds since the event.
-    pub ago_ms: Millis,
 }
