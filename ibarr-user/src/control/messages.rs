@@ -2,33 +2,22 @@
 
 //! The documents of the control socket, which `--json` prints unchanged. Each has `"v": 1`; within
 //! version 1, fields are only added.
-//!
-//! long because it is the whole format, which is read as one document.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ibarr_common::ib::{Gid, IpoibHwAddr};
 use ibarr_common::{IfIndex, Instant};
-use ibarr_proto::ip2gid::Family;
 use ibarr_proto::trace::{Event, Filter};
-use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use crate::config::Mistake;
-
-pub use super::address_messages::{
-    Answer, Lookup, Mismatch, MismatchWith, Pinged, Resolved, Summary, Target, Times, UnknownName,
-};
-pub use super::doctor_messages::{Check, CheckState};
-pub use super::log_messages::{LevelChange, LogStatus};
-pub use super::path_messages::{CachedPath, PKeyNumber, PathAnswer, PathHops, PathRequest};
+pub use super::answers::*;
+pub use super::commands::*;
 pub use super::status::*;
-pub use super::trace_messages::{TraceEnd, Traced, Tracing};
-use super::values::is_default;
-pub use super::values::{Elapsed, Millis, OrText, Seconds};
+pub use super::values::*;
+use crate::config::Mistake;
+use crate::logging::Level;
 
 /// The format version, in the field `v`.
 pub const VERSION: u32 = 1;
@@ -132,6 +121,18 @@ pub enum MetricsForm {
     Prometheus,
     /// OpenMetrics 1.0.
     OpenMetrics,
+}
+
+/// What to log from now on.
+#[skip_serializing_none]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct LevelChange {
+    /// Absent for the level of the command line or the configuration.
+    pub level: Option<Level>,
+    /// Milliseconds until the level is again that of the command line or the configuration; absent for
+    /// the life of the daemon.
+    pub for_ms: Option<Millis>,
 }
 
 /// The end of a page of [`Request::Cache`], meaningful only to the daemon that made it.
@@ -337,66 +338,6 @@ pub struct Failure {
     pub message: String,
 }
 
-/// A key of the configuration.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Setting {
-    /// Its name, after those of the enclosing table and a dot. For a `[[table]]` the name of the table.
-    pub key: String,
-    /// Its value.
-    pub value: serde_json::Value,
-    /// The file that has it; absent for a default.
-    pub file: Option<String>,
-    /// The line in that file, from 1.
-    pub line: Option<usize>,
-}
-
-/// The document of `ibarr import-ibacm`.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Imported {
-    /// The configuration, in TOML.
-    pub config: String,
-    /// Each line that says something, in the order of the files.
-    pub lines: Vec<ImportedLine>,
-}
-
-/// What became of a line of ibacm's configuration.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct ImportedLine {
-    /// The file that has it.
-    pub file: String,
-    /// Its number, from 1; absent if this is about the whole file.
-    pub line: Option<u64>,
-    /// The line.
-    pub text: String,
-    /// The outcome.
-    pub became: Became,
-    /// What that means, for people.
-    pub what: String,
-}
-
-ibarr_common::words! {
-    /// What becomes of a line of ibacm's configuration.
-    Became {
-        /// The new configuration says the same.
-        Carried = "carried over",
-        /// ibarr does that without being told.
-        Default = "default",
-        /// It is about something that ibarr does not have or need.
-        Needless = "not needed",
-        /// ibarr behaves differently.
-        Lost = "different",
-        /// ibacm has no such option.
-        Unknown = "unknown",
-        /// ibacm does not understand the line as it was meant.
-        Malformed = "malformed",
-    }
-}
-
 /// Kinds of [`Failure`].
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -419,127 +360,51 @@ pub enum FailureKind {
     Absent,
 }
 
-/// One entry of the client cache.
+/// What is logged.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct CacheEntry {
-    /// IPv4 or IPv6 address of the peer.
-    pub ip: IpAddr,
-    /// Name of the interface that the request named; absent if it named none.
-    pub interface: Option<String>,
-    /// GID of the address; absent in a negative entry.
-    pub gid: Option<Gid>,
-    /// Milliseconds until the entry expires.
-    pub expires_in_ms: Millis,
+pub struct LogStatus {
+    /// The level in force.
+    pub level: Level,
+    /// Milliseconds until the usual level is in force again; absent if it is, or if no end is set.
+    pub ends_in_ms: Option<Millis>,
 }
 
-/// The document of `ibarr cache --kernel`.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct KernelMaps {
-    /// Milliseconds until the programs stop answering, if the lease is not renewed.
-    pub lease_ends_in_ms: Millis,
-    /// Whether only the sources in `allow` are answered.
-    pub restricted: bool,
-    /// Interfaces on which programs may answer.
-    pub interfaces: Vec<KernelInterface>,
-    /// Addresses of this node.
-    pub entries: Vec<KernelEntry>,
-    /// Prefixes that interfaces lead to.
-    pub routes: Vec<KernelRoute>,
-    /// Next hops, for programs that need to know them.
-    pub neighbours: Vec<KernelNeighbour>,
-    /// Answers of peers, kept for the next daemon.
-    pub learned: Vec<KernelLearned>,
-}
-
-/// An answer of a peer.
+/// The trace has begun.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct KernelLearned {
-    /// The address asked for.
-    pub ip: IpAddr,
-    /// Index of the interface that the request named; absent if it named none.
-    pub ifindex: Option<IfIndex>,
-    /// GID of the address.
-    pub gid: Gid,
-    /// Milliseconds until the entry expires.
-    pub expires_in_ms: Millis,
-    /// Address of the peer that answered, if that is still known.
-    pub from: Option<IpAddr>,
+pub struct Tracing {
+    /// The daemon's clock at its beginning, in nanoseconds.
+    pub at: Instant,
+    /// Which events follow; absent for all.
+    pub only: Option<Filter>,
+    /// When it ends by itself; absent if it does not.
+    pub for_ms: Option<Millis>,
 }
 
-/// An interface on which programs may answer.
-#[skip_serializing_none]
+/// The trace has ended.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct KernelInterface {
-    /// Interface index.
-    pub ifindex: IfIndex,
-    /// Interface name, if it is in this network namespace.
-    pub name: Option<String>,
-    /// Whether queries over IPv4 are answered.
-    pub ipv4: bool,
-    /// Whether queries over IPv6 are answered.
-    pub ipv6: bool,
-    /// The families, `IPv4` or `IPv6`, in which only sources are answered that the interface leads
-    /// to.
-    pub only_routed: Vec<Family>,
-}
-
-/// A prefix that an interface leads to; a longer prefix overrules a shorter one.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct KernelRoute {
-    /// Interface index; 0 if there is none.
-    pub ifindex: u32,
-    /// The prefix, such as `10.0.0.0/8`.
-    pub to: IpNet,
-    /// Address of the gateway; absent if there is none.
-    pub via: Option<IpAddr>,
-    /// Whether another interface leads to the prefix.
-    pub elsewhere: bool,
-}
-
-/// A next hop of an interface.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct KernelNeighbour {
-    /// Interface index; 0 if there is none.
-    pub ifindex: u32,
-    /// IP address of the next hop.
-    pub ip: IpAddr,
-    /// Hardware address, in hexadecimal; `none` if it holds no GID.
-    pub hwaddr: OrText<IpoibHwAddr>,
-}
-
-/// An address of this node in the map `gid_cache`.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct KernelEntry {
-    /// IPv4 or IPv6 address.
-    pub ip: IpAddr,
-    /// Interface index that scopes a link-local address.
-    pub scope: Option<IfIndex>,
-    /// The GID in replies; absent if the address is not answered.
-    pub gid: Option<Gid>,
-    /// Index of the interface that has the address; 0 if none has it.
-    pub ifindex: u32,
-    /// Origin of the GID.
-    pub origin: OrText<KernelOrigin>,
+pub struct Traced {
+    /// Why.
+    pub ended: TraceEnd,
+    /// How many events were shown.
+    pub events: u64,
+    /// How many were lost.
+    pub lost: u64,
 }
 
 ibarr_common::words! {
-    /// The origin of a GID in the map `gid_cache`.
-    KernelOrigin {
-        /// An interface of this node.
-        Local = "local",
-        /// A static GID of the configuration.
-        Static = "static",
+    /// Why a trace has ended.
+    TraceEnd {
+        /// Its time was over.
+        Time = "time",
+        /// The command was interrupted.
+        Interrupted = "interrupted",
+        /// The daemon ends.
+        Daemon = "daemon",
     }
 }
 

@@ -7,17 +7,14 @@
 //! group [`GROUP`]. The documents are in [`messages`].
 
 pub mod access;
-mod address_messages;
+mod answers;
 pub mod client;
-pub mod doctor_messages;
-mod log_messages;
+mod commands;
 pub mod messages;
-mod path_messages;
 pub mod places;
 pub mod run_dir;
 pub mod server;
 mod status;
-mod trace_messages;
 mod values;
 
 use std::path::{Path, PathBuf};

@@ -7,8 +7,9 @@ use std::path::Path;
 
 use ibarr_proto::{health, paths};
 
-use crate::control::doctor_messages::{Check, CheckState};
-use crate::control::messages::{HealthReason, PathAnswer, PortStatus, Status, SubsystemHealth};
+use crate::control::messages::{
+    Check, CheckState, HealthReason, PathAnswer, PortStatus, Status, SubsystemHealth,
+};
 use crate::regular_file::text;
 
 /// Examines the daemon. `proc` is where procfs is mounted.

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::control::doctor_messages::Check;
+use crate::control::messages::Check;
 use crate::regular_file::text;
 
 /// Its name in the document.
@@ -279,7 +279,7 @@ fn name(chain: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::doctor_messages::CheckState;
+    use crate::control::messages::CheckState;
 
     /// As nft 1.0.6 listed five tables that were made for it.
     const LISTED: &str = include_str!("../../../tests/golden/nftables.json");

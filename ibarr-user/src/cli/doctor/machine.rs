@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
-use crate::control::doctor_messages::Check;
+use crate::control::messages::Check;
 use crate::regular_file::text;
 use crate::transport::ports::Dirs;
 
@@ -205,7 +205,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::control::doctor_messages::CheckState;
+    use crate::control::messages::CheckState;
 
     /// A machine with one port, which a test breaks.
     struct Machine(TempDir);

@@ -18,9 +18,9 @@ use super::targets::{Destination, Found};
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
-use crate::control::doctor_messages::{Check, CheckState};
 use crate::control::messages::{
-    Answer, Body, Failure, Lookup, PathAnswer, PathRequest, PortStatus, Request, Status, Target,
+    Answer, Body, Check, CheckState, Failure, Lookup, PathAnswer, PathRequest, PortStatus, Request,
+    Status, Target,
 };
 use crate::transport::ports::Dirs;
 use crate::transport::rtnetlink;

@@ -15,8 +15,7 @@ use nix::net::if_::if_indextoname;
 
 use super::machine::INFINIBAND;
 use crate::cli::targets::{self, Destination};
-use crate::control::doctor_messages::Check;
-use crate::control::messages::{Answer, Mismatch, PathAnswer, Target};
+use crate::control::messages::{Answer, Check, Mismatch, PathAnswer, Target};
 use crate::regular_file::text;
 use crate::transport::rtnetlink::NoRoute;
 
@@ -203,8 +202,7 @@ pub(super) fn path(answer: &PathAnswer) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::doctor_messages::CheckState;
-    use crate::control::messages::MismatchWith;
+    use crate::control::messages::{CheckState, MismatchWith};
     use crate::tests::on_own_network;
     use crate::transport::rtnetlink;
 
