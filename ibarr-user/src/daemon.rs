@@ -3,7 +3,7 @@
 //! The life of the process: from the configuration to readiness, until a signal ends it.
 
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
 use getrandom::SysRng;
@@ -18,14 +18,13 @@ use crate::control::access::{self, Access};
 use crate::control::messages::FailureKind;
 use crate::control::run_dir::{self, RunDir};
 use crate::control::{self as control_socket, server as control};
-use crate::engine::{Engine, Setup};
+use crate::engine::{Engine, Inherited, Setup};
 use crate::logging::{self, Levels, Log, ids};
 use crate::metrics::server::Server;
 use crate::process::{RunOptions, Signals, Systemd};
 use crate::sys::clock;
 use crate::sys::inherited;
 use crate::transport;
-use crate::transport::inherited::Inherited;
 use crate::transport::socket_file;
 
 /// Why the daemon ended or could not start.
@@ -69,10 +68,35 @@ impl Error {
 /// # Errors
 /// Only errors of the start: once ready, the daemon continues with what works.
 pub fn run(options: &RunOptions) -> Result<(), Error> {
+    let inherited = take_inherited();
+    let config = options.load()?;
+    let run_dir = RunDir::lock(&options.run_dir).map_err(control::Error::from)?;
+    let (log, levels) =
+        logging::start(options.level.clone(), config.log_level.clone(), options.log_to)
+            .map_err(|error| Error::Kernel("a place and a thread for the log", error))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::Kernel("event loop", error))?;
+    let serving = serve(options.clone(), config, inherited, run_dir, log.clone(), levels);
+    // As a task: before it polls the future of `block_on` again, the runtime looks for other events,
+    // which would be a system call for each batch of peers' queries.
+    let outcome = runtime
+        .block_on(runtime.spawn(serving))
+        .map_err(|error| Error::Kernel("event loop", error.into()))
+        .flatten();
+    // Threads that wait for a disk or a device do not delay the end.
+    runtime.shutdown_background();
+    log.finish(logging::LAST_LINES);
+    outcome
+}
+
+/// The sockets that systemd has passed.
+fn take_inherited() -> Inherited {
     let (inherited, wrong) = inherited::take();
-    let (mut local_service, mut servers) = (None, Inherited::none());
+    let mut servers = transport::inherited::Inherited::none();
     servers.refused.extend(wrong);
-    let mut acm = transport::acm::Inherited::default();
+    let (mut local_service, mut acm) = (None, transport::acm::Inherited::default());
     for (name, fd) in inherited {
         let number = fd.as_raw_fd();
         let used = match name.as_str() {
@@ -88,41 +112,17 @@ pub fn run(options: &RunOptions) -> Result<(), Error> {
             servers.refuse(number, &name, &reason);
         }
     }
-    let config = options.load()?;
-    let run_dir = RunDir::lock(&options.run_dir).map_err(control::Error::from)?;
-    let (log, levels) =
-        logging::start(options.level.clone(), config.log_level.clone(), options.log_to)
-            .map_err(|error| Error::Kernel("a place and a thread for the log", error))?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Error::Kernel("event loop", error))?;
-    let start = Start { config, run_dir, local_service, acm, servers, log: log.clone(), levels };
-    // As a task: before it polls the future of `block_on` again, the runtime looks for other events,
-    // which would be a system call for each batch of peers' queries.
-    let outcome = runtime
-        .block_on(runtime.spawn(serve(options.clone(), start)))
-        .map_err(|error| Error::Kernel("event loop", error.into()))
-        .flatten();
-    // Threads that wait for a disk or a device do not delay the end.
-    runtime.shutdown_background();
-    log.finish(logging::LAST_LINES);
-    outcome
+    Inherited { local_service, acm, servers }
 }
 
-/// The parts that exist before the event loop.
-struct Start {
+async fn serve(
+    options: RunOptions,
     config: Config,
+    inherited: Inherited,
     run_dir: RunDir,
-    local_service: Option<OwnedFd>,
-    acm: transport::acm::Inherited,
-    servers: Inherited,
     log: Log,
     levels: Levels,
-}
-
-async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
-    let Start { config, run_dir, local_service, acm, servers, log, levels } = start;
+) -> Result<(), Error> {
     let signals = Signals::catch().map_err(|error| Error::Kernel("signal handlers", error))?;
     let rng = ChaCha12Rng::try_from_rng(&mut SysRng)
         .map_err(|error| Error::Kernel("random numbers", io::Error::other(error)))?;
@@ -142,10 +142,8 @@ async fn serve(options: RunOptions, start: Start) -> Result<(), Error> {
         options,
         config,
         rng,
-        local_service,
-        acm,
+        inherited,
         resolve: transport::names::resolve,
-        servers,
         control: shared.clone(),
         systemd,
         log,

@@ -68,7 +68,7 @@ use crate::sys::clock;
 use crate::sys::timer::Timer;
 use crate::transport;
 use crate::transport::acm as transport_acm;
-use crate::transport::inherited::Inherited;
+use crate::transport::inherited;
 use crate::transport::local_service as ls;
 use crate::transport::names::{self, Names};
 use crate::transport::ports::Ports;
@@ -86,14 +86,10 @@ pub struct Setup {
     pub config: Config,
     /// Random numbers for the cores.
     pub rng: ChaCha12Rng,
-    /// An inherited socket to the kernel's RDMA core.
-    pub local_service: Option<OwnedFd>,
-    /// Inherited sockets of ACM.
-    pub acm: transport_acm::Inherited,
+    /// The sockets that are open already.
+    pub inherited: Inherited,
     /// Finds the addresses of names, and may block.
     pub resolve: names::Resolve,
-    /// Inherited sockets of the ip2gid port.
-    pub servers: Inherited,
     /// State shared with the control socket.
     pub control: Control,
     /// Notifications for systemd.
@@ -104,6 +100,17 @@ pub struct Setup {
     pub levels: Levels,
     /// The thread that serves the metrics.
     pub metrics: Server,
+}
+
+/// Sockets that another process opened for the daemon.
+#[derive(Debug)]
+pub struct Inherited {
+    /// To the kernel's RDMA core.
+    pub local_service: Option<OwnedFd>,
+    /// Of ACM.
+    pub acm: transport_acm::Inherited,
+    /// Of the ip2gid port.
+    pub servers: inherited::Inherited,
 }
 
 /// The task that calls the cores, see the [module](self).
@@ -147,20 +154,8 @@ impl Engine {
     /// # Errors
     /// If rtnetlink fails: without it there are no addresses and no routes.
     pub fn start(setup: Setup) -> io::Result<Self> {
-        let Setup {
-            options,
-            config,
-            rng,
-            local_service,
-            acm,
-            resolve,
-            servers,
-            control,
-            systemd,
-            log,
-            levels,
-            metrics,
-        } = setup;
+        let Setup { options, config, control, .. } = setup;
+        let Inherited { local_service, acm, servers } = setup.inherited;
         let counters = Arc::clone(&control.counters);
         let mut inputs = Inputs::default();
         let (watch, view) = rtnetlink::Watch::start(rtnetlink::Config::default(), &counters)?;
@@ -196,7 +191,7 @@ impl Engine {
         inputs.hear(answers, Input::Source);
         let (acm, served) = Acm::start(acm, acm_sender, ready_sender, sources)?;
         inputs.hear(served, Input::AcmServed);
-        let (names, answers) = Names::new(resolve);
+        let (names, answers) = Names::new(setup.resolve);
         inputs.hear(answers, Input::Named);
         let (preloaded, files) = mpsc::channel(1);
         inputs.hear(files, |loaded| Input::Preloaded(Box::new(loaded)));
@@ -207,7 +202,7 @@ impl Engine {
             names,
             preloads: Preloads::new(preloaded),
             started: now,
-            node: Node::new(options.node(&config), rng),
+            node: Node::new(options.node(&config), setup.rng),
             users: Users::default(),
             tracers: Tracers::default(),
             queries: Queries::new(Sockets::new(heard_sender, Arc::clone(&counters)), routes),
@@ -227,13 +222,13 @@ impl Engine {
             ),
             timer: Timer::new()?,
             control,
-            systemd,
-            log,
-            levels,
+            systemd: setup.systemd,
+            log: setup.log,
+            levels: setup.levels,
             reloads: Reloads::new(loaded_sender),
             health: Health::default(),
             last_metrics: metrics::Last::default(),
-            metrics_server: metrics,
+            metrics_server: setup.metrics,
             ends_at: None,
             inputs,
             options,
