@@ -75,14 +75,16 @@ pub struct Config {
     pub neighbours: neighbours::Wanted,
 }
 
-/// Selects among several GIDs of a port.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum AnswerGid {
-    /// The GID of the interface's hardware address.
-    #[default]
-    Interface,
-    /// The GID with a floating LID, if the port has one.
-    Flid,
+ibarr_common::words! {
+    /// Selects among several GIDs of a port.
+    #[derive(Default)]
+    AnswerGid {
+        /// The GID of the interface's hardware address.
+        #[default]
+        Interface = "interface",
+        /// The GID with a floating LID, if the port has one.
+        Flid = "flid",
+    }
 }
 
 /// See the [module](self).

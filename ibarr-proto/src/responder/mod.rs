@@ -77,22 +77,24 @@ impl Settings {
     }
 }
 
-/// The kind of program to attach.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum Mode {
-    /// The best that the kernel has: tc ingress.
-    #[default]
-    Auto,
-    /// tc ingress, by a link or a filter.
-    Tc,
-    /// tc ingress by a filter.
-    Clsact,
-    /// XDP: in the driver on Ethernet, in the stack on IPoIB, whose drivers have none.
-    Xdp,
-    /// XDP in the stack.
-    XdpGeneric,
-    /// No program: the daemon answers.
-    User,
+ibarr_common::words! {
+    /// The kind of program to attach.
+    #[derive(Default)]
+    Mode {
+        /// The best that the kernel has: tc ingress.
+        #[default]
+        Auto = "auto",
+        /// tc ingress, by a link or a filter.
+        Tc = "tc",
+        /// tc ingress by a filter.
+        Clsact = "clsact",
+        /// XDP: in the driver on Ethernet, in the stack on IPoIB, whose drivers have none.
+        Xdp = "xdp",
+        /// XDP in the stack.
+        XdpGeneric = "xdp-generic",
+        /// No program: the daemon answers.
+        User = "user",
+    }
 }
 
 impl Mode {

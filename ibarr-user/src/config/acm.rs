@@ -45,7 +45,8 @@ impl Acm {
     pub(super) fn read(root: &mut Table<'_, '_>) -> Self {
         let default = Self::default();
         root.table("acm", |table| Self {
-            serve: table.value("serve", default.serve, serve),
+            serve: table
+                .value("serve", default.serve, |value| value.word(Serve::Tools, &Serve::ALL)),
             socket: table.value("socket", default.socket, |value| {
                 file(value)?
                     .ok_or_else(|| "is \"\"; write serve = \"off\" for no socket".to_owned())
@@ -54,15 +55,6 @@ impl Acm {
             hosts: table.value("hosts", default.hosts, file),
             routes: table.value("routes", default.routes, file),
         })
-    }
-}
-
-fn serve(value: Value<'_>) -> Result<Serve, String> {
-    match value.text("tools")? {
-        "off" => Ok(Serve::Off),
-        "tools" => Ok(Serve::Tools),
-        "full" => Ok(Serve::Full),
-        other => Err(format!("is {other:?}; it can be \"off\", \"tools\" or \"full\"")),
     }
 }
 

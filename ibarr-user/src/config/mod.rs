@@ -132,7 +132,9 @@ impl Config {
             let port = value.number(1..=u16::MAX)?;
             NonZeroU16::new(port).ok_or_else(|| "must not be 0".to_owned())
         });
-        let source_check = root.value("source-check", SourceCheck::default(), source_check);
+        let source_check = root.value("source-check", SourceCheck::default(), |value| {
+            value.word(SourceCheck::MsgId, &SourceCheck::ALL)
+        });
         let (mut paths, snapshot) = paths::read(root);
         paths.on_no_record = root.value("on-no-record", paths.on_no_record, no_path);
         paths.on_sa_silent = root.value("on-sa-silent", paths.on_sa_silent, no_path);
@@ -158,7 +160,9 @@ impl Config {
             view: local_view::Config {
                 interfaces: interfaces(root),
                 static_gids: static_gids(root),
-                answer_gid: root.value("answer-gid", AnswerGid::default(), answer_gid),
+                answer_gid: root.value("answer-gid", AnswerGid::default(), |value| {
+                    value.word(AnswerGid::Interface, &AnswerGid::ALL)
+                }),
                 // The responder sets these.
                 neighbours: neighbours::Wanted::default(),
             },
@@ -264,25 +268,7 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 const LONGEST_LEASE: Duration = Duration::from_hours(1);
 
 fn mode(value: Value<'_>) -> Result<bpf::Mode, String> {
-    match value.text("auto")? {
-        "auto" => Ok(bpf::Mode::Auto),
-        "tc" => Ok(bpf::Mode::Tc),
-        "clsact" => Ok(bpf::Mode::Clsact),
-        "xdp" => Ok(bpf::Mode::Xdp),
-        "xdp-generic" => Ok(bpf::Mode::XdpGeneric),
-        "user" => Ok(bpf::Mode::User),
-        other => Err(format!(
-            "is {other:?}; it can be \"auto\", \"tc\", \"clsact\", \"xdp\", \"xdp-generic\" or \"user\""
-        )),
-    }
-}
-
-fn answer_gid(value: Value<'_>) -> Result<AnswerGid, String> {
-    match value.text("interface")? {
-        "interface" => Ok(AnswerGid::Interface),
-        "flid" => Ok(AnswerGid::Flid),
-        other => Err(format!("is {other:?}; it can be \"interface\" or \"flid\"")),
-    }
+    value.word(bpf::Mode::Auto, &bpf::Mode::ALL)
 }
 
 fn no_path(value: Value<'_>) -> Result<NoPath, String> {
@@ -290,14 +276,6 @@ fn no_path(value: Value<'_>) -> Result<NoPath, String> {
         "final" => Ok(NoPath::Final),
         "fallback" => Ok(NoPath::Fallback),
         other => Err(format!("is {other:?}; it can be \"final\" or \"fallback\"")),
-    }
-}
-
-fn source_check(value: Value<'_>) -> Result<SourceCheck, String> {
-    match value.text("msg-id")? {
-        "msg-id" => Ok(SourceCheck::MsgId),
-        "strict" => Ok(SourceCheck::Strict),
-        other => Err(format!("is {other:?}; it can be \"msg-id\" or \"strict\"")),
     }
 }
 

@@ -371,6 +371,19 @@ impl<'a> Value<'a> {
             .map_err(|error| format!("{text:?} is wrong: {error}; write it like {example:?}"))
     }
 
+    /// One of the words `all`, or a mistake that shows `example` or them.
+    pub(super) fn word<T>(self, example: T, all: &[T]) -> Result<T, String>
+    where
+        T: Copy + fmt::Display,
+    {
+        let text = self.text(&example.to_string())?;
+        all.iter().copied().find(|word| word.to_string() == text).ok_or_else(|| {
+            let all = all.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(", ");
+            let (others, last) = all.rsplit_once(", ").unwrap_or(("nothing", &all));
+            format!("is {text:?}; it can be {others} or {last}")
+        })
+    }
+
     /// A boolean.
     pub(super) fn switch(self) -> Result<bool, String> {
         self.0.as_bool().ok_or_else(|| "must be true or false, without quotes".to_owned())

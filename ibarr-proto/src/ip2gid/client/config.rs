@@ -65,15 +65,17 @@ impl Default for Settings {
     }
 }
 
-/// What a reply must match, besides a waiting query, the socket of that query, and the peers' UDP
-/// port.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum SourceCheck {
-    /// Nothing else: a multi-homed C peer replies from whichever address its routing selects.
-    #[default]
-    MsgId,
-    /// Also the address that was asked, and the interface of the route to it.
-    Strict,
+ibarr_common::words! {
+    /// What a reply must match, besides a waiting query, the socket of that query, and the peers' UDP
+    /// port.
+    #[derive(Default)]
+    SourceCheck {
+        /// Nothing else: a multi-homed C peer replies from whichever address its routing selects.
+        #[default]
+        MsgId = "msg-id",
+        /// Also the address that was asked, and the interface of the route to it.
+        Strict = "strict",
+    }
 }
 
 /// Checked settings of the client.
