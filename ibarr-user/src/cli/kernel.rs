@@ -16,7 +16,7 @@ use crate::bpf::{self, Detached};
 use crate::causes::chain;
 use crate::control::messages::{
     Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelLearned, KernelMaps,
-    KernelNeighbour, KernelOrigin, KernelRoute, Millis, OrText,
+    KernelNeighbour, KernelRoute, Millis,
 };
 use crate::sys::clock;
 
@@ -108,7 +108,7 @@ fn document(left: &bpf::Left) -> KernelMaps {
                 ifindex: key.ifindex,
                 ip: map::address(key.address),
                 hwaddr: IpoibHwAddr::parse(&neighbour.hwaddr)
-                    .map_or_else(|| OrText::Text("none".to_owned()), OrText::Value),
+                    .map_or("none".to_owned(), |hwaddr| hwaddr.to_string()),
             })
             .collect(),
         learned: learned(&left.learned),
@@ -120,13 +120,17 @@ fn document(left: &bpf::Left) -> KernelMaps {
                 scope: IfIndex::new(entry.key.scope),
                 gid: Gid::new(entry.gid),
                 ifindex: entry.ifindex,
-                origin: match Origin::new(entry.origin) {
-                    Some(Origin::Local) => OrText::Value(KernelOrigin::Local),
-                    Some(Origin::Static) => OrText::Value(KernelOrigin::Static),
-                    None => OrText::Text(format!("unknown ({})", entry.origin)),
-                },
+                origin: origin(entry.origin),
             })
             .collect(),
+    }
+}
+
+fn origin(of: u32) -> String {
+    match Origin::new(of) {
+        Some(Origin::Local) => "local".to_owned(),
+        Some(Origin::Static) => "static".to_owned(),
+        None => format!("unknown ({of})"),
     }
 }
 
@@ -163,4 +167,15 @@ fn failure(error: &bpf::Error) -> Failure {
         FailureKind::Internal
     };
     Failure { kind, message: chain(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origin_has_a_word_or_is_shown_as_a_number() {
+        let origins = [u32::from(Origin::Local), u32::from(Origin::Static), 9].map(origin);
+        assert_eq!(origins, ["local", "static", "unknown (9)"]);
+    }
 }

@@ -402,7 +402,7 @@ fn kernel(kernel: &KernelMaps) {
         let scope = entry.scope.map_or(String::new(), |scope| format!("%{scope}"));
         let gid = or(entry.gid, "no GID");
         let ifindex = format!("index {}", entry.ifindex);
-        vec![format!("{}{scope}", entry.ip), gid, entry.origin.to_string(), ifindex]
+        vec![format!("{}{scope}", entry.ip), gid, entry.origin.clone(), ifindex]
     }));
     if !kernel.learned.is_empty() {
         line("learned from peers:");

@@ -5,13 +5,13 @@
 use std::net::IpAddr;
 
 use ibarr_common::IfIndex;
-use ibarr_common::ib::{Gid, IpoibHwAddr};
+use ibarr_common::ib::Gid;
 use ibarr_proto::ip2gid::Family;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::values::{Millis, OrText};
+use super::values::Millis;
 
 /// One thing that a connection needs, and whether it is there.
 #[skip_serializing_none]
@@ -176,18 +176,9 @@ pub struct KernelEntry {
     pub gid: Option<Gid>,
     /// Index of the interface that has the address; 0 if none has it.
     pub ifindex: u32,
-    /// Origin of the GID.
-    pub origin: OrText<KernelOrigin>,
-}
-
-ibarr_common::words! {
-    /// The origin of a GID in the map `gid_cache`.
-    KernelOrigin {
-        /// An interface of this node.
-        Local = "local",
-        /// A static GID of the configuration.
-        Static = "static",
-    }
+    /// Origin of the GID: `local` for an interface of this node, `static` for the configuration, or what is
+    /// wrong with it.
+    pub origin: String,
 }
 
 /// A prefix that an interface leads to; a longer prefix overrules a shorter one.
@@ -214,7 +205,7 @@ pub struct KernelNeighbour {
     /// IP address of the next hop.
     pub ip: IpAddr,
     /// Hardware address, in hexadecimal; `none` if it holds no GID.
-    pub hwaddr: OrText<IpoibHwAddr>,
+    pub hwaddr: String,
 }
 
 /// An answer of a peer.

@@ -2,7 +2,6 @@
 
 //! How the documents of the control socket write values: each type here is one form in JSON.
 
-use std::fmt::{self, Display};
 use std::time::Duration;
 
 use ibarr_proto::durations::millis;
@@ -11,25 +10,6 @@ use serde::{Deserialize, Serialize};
 /// Whether a field is left out, because its value is the default.
 pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
-}
-
-/// A value, or a text for people in its place.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum OrText<T> {
-    /// The value.
-    Value(T),
-    /// Why there is none.
-    Text(String),
-}
-
-impl<T: Display> Display for OrText<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Value(value) => value.fmt(f),
-            Self::Text(text) => text.fmt(f),
-        }
-    }
 }
 
 /// Whole milliseconds; a fraction is cut off.
