@@ -161,6 +161,18 @@ pub enum Missing {
     Umad(Option<String>),
 }
 
+impl Missing {
+    /// What a port lacks; `None` if its subnet administrator can be asked.
+    pub fn of(port: &paths::PortFacts) -> Option<Self> {
+        match port.sa() {
+            Some(_) => None,
+            None if !port.is_active => Some(Self::Down),
+            None if port.has_umad || port.sm_lid.is_none() => Some(Self::SubnetManager),
+            None => Some(Self::Umad(None)),
+        }
+    }
+}
+
 /// A count that rises only while something is wrong.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Counted {
@@ -176,7 +188,7 @@ impl Facts {
         let (view, local_service, paths) = (node.view(), node.local_service(), node.paths());
         let port = |(index, name, facts, _): (_, _, &paths::PortFacts, _)| Port {
             name,
-            missing: missing(facts),
+            missing: Missing::of(facts),
             silence: paths.client().tally(index).silence,
             unheard: None,
         };
@@ -210,15 +222,5 @@ impl Facts {
         counter: C,
     ) {
         self.count(cause, counters.get(counter));
-    }
-}
-
-fn missing(facts: &paths::PortFacts) -> Option<Missing> {
-    match facts.sa() {
-        Some(_) => None,
-        None if !facts.is_active => Some(Missing::Down),
-        None if facts.has_umad => Some(Missing::SubnetManager),
-        None if facts.sm_lid.is_none() => Some(Missing::SubnetManager),
-        None => Some(Missing::Umad(None)),
     }
 }

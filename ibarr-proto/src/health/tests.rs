@@ -2,11 +2,13 @@
 
 use std::num::NonZeroU16;
 
+use ibarr_common::ib::{Lid, Sl};
 use proptest::prelude::*;
 
 use super::*;
 use crate::ip2gid::Family;
 use crate::local_view::rules::{Datagrams, Diverted, Traffic};
+use crate::paths::{Device, PortFacts};
 use crate::responder::Hook;
 use crate::sa::Shut;
 
@@ -22,6 +24,33 @@ fn port(missing: Option<Missing>) -> Port {
 
 fn ports(missing: Option<Missing>) -> Facts {
     Facts { ports: vec![port(missing)], ..Facts::default() }
+}
+
+#[test]
+fn port_lacks_its_link_then_a_subnet_manager_then_its_umad_device() {
+    let usable = PortFacts {
+        is_active: true,
+        has_umad: true,
+        lid: Lid::new(8),
+        lmc: 0,
+        sm_lid: Lid::new(1),
+        sm_sl: Sl::default(),
+        gids: Vec::new(),
+        pkeys: Vec::new(),
+        rate: None,
+        device: Device::default(),
+    };
+    let without_device = PortFacts { has_umad: false, ..usable.clone() };
+    let down = PortFacts { is_active: false, sm_lid: None, ..without_device.clone() };
+    for (facts, missing) in [
+        (PortFacts { sm_lid: None, ..without_device.clone() }, Some(Missing::SubnetManager)),
+        (PortFacts { sm_lid: Lid::new(0xffff), ..usable.clone() }, Some(Missing::SubnetManager)),
+        (down, Some(Missing::Down)),
+        (without_device, Some(Missing::Umad(None))),
+        (usable, None),
+    ] {
+        assert_eq!(Missing::of(&facts), missing);
+    }
 }
 
 fn causes(health: &Health) -> Vec<(Subsystem, Cause, State)> {

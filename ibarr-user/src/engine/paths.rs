@@ -8,6 +8,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
+use ibarr_proto::health::Missing;
 use ibarr_proto::paths::{self, Chosen, Input, Outcome, Partial, PortFacts, PortName, Sought};
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::resolver;
@@ -232,17 +233,14 @@ impl Engine {
     }
 
     fn why_no_sa(&self, port: PortIndex, facts: &PortFacts) -> Option<String> {
-        if let Some(reason) = self.rdma.umads.why_not(port) {
-            return Some(reason.to_owned());
-        }
-        match facts.sa() {
-            Some(_) => None,
-            None if !facts.is_active => Some("the port is not active".to_owned()),
-            None if facts.sm_lid.is_none() => {
-                Some("the port knows no subnet manager: does one run?".to_owned())
-            }
-            None => Some("its umad device is not open".to_owned()),
-        }
+        let reason = self.rdma.umads.why_not(port).or_else(|| {
+            Some(match Missing::of(facts)? {
+                Missing::Down => "the port is not active",
+                Missing::SubnetManager => "the port knows no subnet manager: does one run?",
+                Missing::Umad(_) => "its umad device is not open",
+            })
+        });
+        reason.map(str::to_owned)
     }
 }
 
