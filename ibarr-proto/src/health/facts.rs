@@ -43,7 +43,7 @@ pub struct Facts {
     pub answers_refused: Option<i32>,
     /// The outcome of nudges.
     pub nudging: Nudging,
-    /// Other processes that receive the kernel's requests.
+    /// Other processes that receive the kernel's requests. Their names have no control characters.
     pub listeners: Vec<Listener>,
     /// Datagrams that policy rules divert.
     pub diverted: Vec<Diverted>,
@@ -89,12 +89,17 @@ pub enum Nudging {
     Fails(String),
 }
 
-/// Another process that receives the kernel's requests.
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// Another process with a socket in the group to which the kernel sends requests.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[cfg_attr(
+    feature = "serde",
+    serde_with_macros::skip_serializing_none,
+    derive(serde::Deserialize, serde::Serialize)
+)]
 pub struct Listener {
-    /// Its process id, if it is visible.
+    /// Process id; `None` if the owner of the socket is not visible.
     pub pid: Option<u32>,
-    /// Its name, without control characters.
+    /// Name of the process (chosen by itself), or of the socket.
     pub name: String,
 }
 

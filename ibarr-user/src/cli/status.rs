@@ -107,7 +107,7 @@ fn check_line(health: &[SubsystemHealth]) -> String {
                 more => format!("; {more} more (ibarr status)"),
             };
             let (why, remedy) = (plain(&reason.why), plain(&reason.remedy));
-            format!("{}: {why}: {remedy}{more}", name(subsystem))
+            format!("{subsystem}: {why}: {remedy}{more}")
         }
     };
     format!("IBARR {word} - {text} | failed={failed} degraded={degraded}")
@@ -153,7 +153,10 @@ fn health(status: &Status, in_full: bool) {
     let worst = worst(&status.health).map_or("not ready yet".to_owned(), |state| state.to_string());
     line(&format!("ibarr {}, pid {}, up {uptime}: {worst}", status.version, status.pid));
     let healthy = status.health.iter().filter(|subsystem| subsystem.state == health::State::Ok);
-    let names = names(healthy.map(name).collect(), if in_full { usize::MAX } else { NAMES * 2 });
+    let names = names(
+        healthy.map(ToString::to_string).collect(),
+        if in_full { usize::MAX } else { NAMES * 2 },
+    );
     if !names.is_empty() {
         line(&format!("ok        {names}"));
     }
@@ -167,7 +170,7 @@ fn health(status: &Status, in_full: bool) {
             health::State::Ok => "advice".to_owned(),
             state => state.to_string(),
         };
-        line(&format!("{state:8}  {}: {cause}, for {since}", name(subsystem)));
+        line(&format!("{state:8}  {subsystem}: {cause}, for {since}"));
         let lines = why.lines().take(if in_full { usize::MAX } else { 1 });
         lines.for_each(|why| line(&format!("          {why}")));
         line(&format!("          remedy: {remedy}"));
@@ -205,13 +208,6 @@ fn summary(status: &Status) {
 fn more(count: usize, of: &str) {
     if count > 0 {
         line(&format!("          {count} more {of}: ibarr status --all"));
-    }
-}
-
-fn name(subsystem: &SubsystemHealth) -> String {
-    match &subsystem.of {
-        Some(of) => format!("{} {of}", subsystem.subsystem),
-        None => subsystem.subsystem.clone(),
     }
 }
 

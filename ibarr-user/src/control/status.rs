@@ -3,20 +3,22 @@
 //! What `ibarr status` and `ibarr top` show.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, Lid, PKey, Sl};
+use ibarr_proto::health::{self, Listener};
 use ibarr_proto::paths::{PortEvent, PortName};
 use ibarr_proto::sa::Tally;
-use ibarr_proto::{health, shares};
+use ibarr_proto::shares;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
 use super::values::{Elapsed, Millis, Seconds, is_default};
 use crate::bpf::Hook;
-use crate::transport::listeners::Listener;
+use crate::transport::local_service::SocketState;
 
 /// The document of `ibarr status`.
 #[skip_serializing_none]
@@ -100,6 +102,13 @@ pub struct SubsystemHealth {
     pub reasons: Vec<HealthReason>,
 }
 
+impl fmt::Display for SubsystemHealth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.subsystem)?;
+        self.of.as_ref().map_or(Ok(()), |of| write!(f, " {of}"))
+    }
+}
+
 /// What is wrong with a subsystem, or could be better.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -150,18 +159,6 @@ pub struct LocalServiceStatus {
     pub nudge_interface: Option<String>,
     /// Other processes that receive the kernel's requests.
     pub listeners: Vec<Listener>,
-}
-
-ibarr_common::words! {
-    /// States of the socket to the kernel's RDMA core.
-    SocketState {
-        /// The kernel sends requests to a socket of the daemon.
-        Open = "open",
-        /// The kernel sends requests to an inherited socket.
-        Inherited = "inherited",
-        /// The kernel sends no requests.
-        Closed = "closed",
-    }
 }
 
 ibarr_common::words! {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_proto::health::{
-    self, Cause, Counted, Event, Facts, Missing, Nudging, Programs, Served, Socket,
+    self, Cause, Counted, Event, Facts, Listener, Missing, Nudging, Programs, Served, Socket,
 };
 use ibarr_proto::ip2gid::server;
 use ibarr_proto::responder::{self, BY_DECISION};
@@ -19,8 +19,8 @@ use crate::causes::escaped;
 use crate::control::access::GroupId;
 use crate::control::messages::{HealthReason, SubsystemHealth};
 use crate::logging::ids;
+use crate::transport;
 use crate::transport::server::HOLD;
-use crate::transport::{self, listeners::Listener};
 
 /// The health is assessed for the first time when the daemon is ready, and at the latest after this.
 const START: Duration = Duration::from_secs(10);
@@ -106,7 +106,7 @@ impl Engine {
                 }
                 _ => Nudging::Works,
             },
-            listeners: self.kernel.socket().listeners().into_iter().map(listener).collect(),
+            listeners: self.kernel.socket().listeners().into_iter().map(printable).collect(),
             programs: self.programs(),
             served: self.served(),
             sockets: self.sockets_of_servers(),
@@ -206,8 +206,9 @@ impl Engine {
     }
 }
 
-fn listener(Listener { pid, name }: Listener) -> health::Listener {
-    health::Listener { pid, name: escaped(&name, |_| true).into_owned() }
+fn printable(mut listener: Listener) -> Listener {
+    listener.name = escaped(&listener.name, |_| true).into_owned();
+    listener
 }
 
 fn log(event: &Event) {

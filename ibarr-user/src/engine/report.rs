@@ -22,9 +22,8 @@ use super::descriptions::Other;
 use crate::bpf::{self, Hook, Longevity};
 use crate::control::messages::{
     ControlStatus, Elapsed, FailedReload, InterfaceStatus, LocalServiceStatus, Millis, NudgeState,
-    PathRequests, ResponderStatus, SlowPeer, SocketState, Status, UsersStatus,
+    PathRequests, ResponderStatus, SlowPeer, Status, UsersStatus,
 };
-use crate::transport::local_service as ls;
 
 /// Logs a change of this node's answers.
 pub(super) fn log(event: &Event) {
@@ -124,11 +123,7 @@ impl Engine {
     }
 
     pub(super) fn local_service_status(&self) -> LocalServiceStatus {
-        let (state, blocked) = match self.kernel.socket().status() {
-            ls::Status::Open => (SocketState::Open, None),
-            ls::Status::Inherited => (SocketState::Inherited, None),
-            ls::Status::Closed(reason) => (SocketState::Closed, Some(reason)),
-        };
+        let (state, blocked) = self.kernel.socket().status();
         let (nudges, nudge_interface) = match self.kernel.nudges().last() {
             _ if !self.config.local_service.nudge => (NudgeState::Off, None),
             Some(Err(_)) => (NudgeState::Failing, None),

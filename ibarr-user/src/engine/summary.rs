@@ -52,11 +52,10 @@ fn ago(time: Seconds) -> String {
 fn worst(health: &[SubsystemHealth]) -> Option<String> {
     let state = health.iter().map(|subsystem| subsystem.state).max()?;
     let bad = health.iter().filter(|one| one.state == state && state > health::State::Ok);
-    let bad = bad.map(|SubsystemHealth { subsystem, of, reasons, .. }| {
-        let of = of.as_ref().map_or(String::new(), |of| format!(" {of}"));
-        let cause = reasons.iter().max_by_key(|reason| reason.state);
+    let bad = bad.map(|subsystem| {
+        let cause = subsystem.reasons.iter().max_by_key(|reason| reason.state);
         let cause = cause.map_or(String::new(), |reason| format!(" ({})", reason.cause));
-        format!("{subsystem}{of}{cause}")
+        format!("{subsystem}{cause}")
     });
     names(bad).map(|bad| format!("{state}: {bad}"))
 }

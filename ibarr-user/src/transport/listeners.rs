@@ -10,21 +10,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::logging::ids;
-use serde::{Deserialize, Serialize};
-use serde_with_macros::skip_serializing_none;
+use ibarr_proto::health::Listener;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info, warn};
-
-/// Another process with a socket in the kernel's group.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
-pub struct Listener {
-    /// Process id; `None` if the owner of the socket is not visible.
-    pub pid: Option<u32>,
-    /// Name of the process (chosen by itself), or of the socket.
-    pub name: String,
-}
 
 /// Interval between searches.
 const INTERVAL: Duration = Duration::from_mins(1);

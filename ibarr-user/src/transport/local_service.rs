@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibarr_common::wire::ls::PortId;
+use ibarr_proto::health::Listener;
 use nix::errno::Errno;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use super::listeners::{self, Listener};
-use super::{Counter, Counters};
+use super::{Counter, Counters, listeners};
 use crate::causes::chain;
 use crate::logging::ids;
 use crate::sys::local_service::{Peer, Quiet, Received, Socket};
@@ -67,15 +67,16 @@ pub enum Event {
 /// The name of an inherited socket (`FDNAME=`).
 pub const NAME: &str = "ls";
 
-/// The state in `ibarr status`.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Status {
-    /// The kernel sends its requests to our socket.
-    Open,
-    /// The kernel sends its requests to an inherited socket.
-    Inherited,
-    /// The kernel sends nothing, for this reason.
-    Closed(String),
+ibarr_common::words! {
+    /// States of the socket to the kernel's RDMA core.
+    SocketState {
+        /// The kernel sends requests to a socket of the daemon.
+        Open = "open",
+        /// The kernel sends requests to an inherited socket.
+        Inherited = "inherited",
+        /// The kernel sends no requests.
+        Closed = "closed",
+    }
 }
 
 /// Pause between attempts to open the socket.
@@ -167,11 +168,11 @@ impl LocalService {
     }
 
     /// The state for `ibarr status`.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> (SocketState, Option<String>) {
         match &self.state {
-            State::Open(..) if self.inherited => Status::Inherited,
-            State::Open(..) => Status::Open,
-            State::Closed { reason, .. } => Status::Closed(reason.clone()),
+            State::Open(..) if self.inherited => (SocketState::Inherited, None),
+            State::Open(..) => (SocketState::Open, None),
+            State::Closed { reason, .. } => (SocketState::Closed, Some(reason.clone())),
         }
     }
 

@@ -236,10 +236,8 @@ impl Interval<'_> {
 /// The reasons for the worst state, and for others that are not ok.
 fn causes(status: &Status) -> Vec<String> {
     let bad = status.health.iter().flat_map(|subsystem| {
-        let of = subsystem.of.as_ref().map_or(String::new(), |of| format!(" {of}"));
         let bad = subsystem.reasons.iter().filter(|reason| reason.state > health::State::Ok);
-        let name = subsystem.subsystem.as_str();
-        bad.map(move |reason| (reason.state, format!("{name}{of}: {}", reason.cause)))
+        bad.map(move |reason| (reason.state, format!("{subsystem}: {}", reason.cause)))
     });
     let mut bad: Vec<_> = bad.collect();
     bad.sort_by_key(|(state, _)| std::cmp::Reverse(*state));
