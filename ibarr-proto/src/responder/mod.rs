@@ -18,7 +18,7 @@ use ibarr_common::map::{GidEntry, GidKey, Interface, Neighbour, NeighbourKey, Re
 use ibarr_common::{IfIndex, Instant};
 
 pub use self::maps::{AllowKey, Fault, Held, MapUpdate, Maps, RouteKey};
-pub use self::work::{Attacher, Done, Hook, Work};
+pub use self::work::{Attacher, Done, Hook, Mode, Work};
 use self::work::{Outcome, Wanted, Wish};
 use crate::counters::Counters;
 use crate::ip2gid::{Prefixes, client};
@@ -74,39 +74,6 @@ impl Settings {
         let names = (&served.name, &served.altnames);
         let found = self.on.iter().find(|(pattern, _)| pattern.matches(names.0, names.1));
         found.map_or(self.mode, |(_, mode)| *mode)
-    }
-}
-
-ibarr_common::words! {
-    /// The kind of program to attach.
-    #[derive(Default)]
-    Mode {
-        /// The best that the kernel has: tc ingress.
-        #[default]
-        Auto = "auto",
-        /// tc ingress, by a link or a filter.
-        Tc = "tc",
-        /// tc ingress by a filter.
-        Clsact = "clsact",
-        /// XDP: in the driver on Ethernet, in the stack on IPoIB, whose drivers have none.
-        Xdp = "xdp",
-        /// XDP in the stack.
-        XdpGeneric = "xdp-generic",
-        /// No program: the daemon answers.
-        User = "user",
-    }
-}
-
-impl Mode {
-    /// The hooks to try, the best first.
-    const fn hooks(self, header: LinkHeader) -> &'static [Hook] {
-        match (self, header) {
-            (Self::Auto | Self::Tc, _) => &[Hook::Tcx, Hook::Clsact],
-            (Self::Clsact, _) => &[Hook::Clsact],
-            (Self::Xdp, LinkHeader::Ethernet) => &[Hook::XdpNative],
-            (Self::Xdp, LinkHeader::Ipoib) | (Self::XdpGeneric, _) => &[Hook::XdpGeneric],
-            (Self::User, _) => &[],
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use ibarr_common::IfIndex;
 
 use super::Fault;
-use crate::local_view::Served;
+use crate::local_view::{LinkHeader, Served};
 
 /// Loads and attaches programs. Every call may take long: the verifier is slow, and attaching takes
 /// a lock that every change of the network takes.
@@ -42,6 +42,39 @@ pub trait Attacher {
     /// # Errors
     /// If something cannot be removed.
     fn settle(&mut self) -> Result<(), Fault>;
+}
+
+ibarr_common::words! {
+    /// The kind of program to attach.
+    #[derive(Default)]
+    Mode {
+        /// The best that the kernel has: tc ingress.
+        #[default]
+        Auto = "auto",
+        /// tc ingress, by a link or a filter.
+        Tc = "tc",
+        /// tc ingress by a filter.
+        Clsact = "clsact",
+        /// XDP: in the driver on Ethernet, in the stack on IPoIB, whose drivers have none.
+        Xdp = "xdp",
+        /// XDP in the stack.
+        XdpGeneric = "xdp-generic",
+        /// No program: the daemon answers.
+        User = "user",
+    }
+}
+
+impl Mode {
+    /// The hooks to try, the best first.
+    pub(super) const fn hooks(self, header: LinkHeader) -> &'static [Hook] {
+        match (self, header) {
+            (Self::Auto | Self::Tc, _) => &[Hook::Tcx, Hook::Clsact],
+            (Self::Clsact, _) => &[Hook::Clsact],
+            (Self::Xdp, LinkHeader::Ethernet) => &[Hook::XdpNative],
+            (Self::Xdp, LinkHeader::Ipoib) | (Self::XdpGeneric, _) => &[Hook::XdpGeneric],
+            (Self::User, _) => &[],
+        }
+    }
 }
 
 ibarr_common::words! {
