@@ -49,7 +49,19 @@ impl Durations {
     }
 }
 
-/// The form of a duration in documents: milliseconds with their fraction, to the nanosecond.
+/// A duration that documents have in milliseconds with their fraction, to the nanosecond.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(transparent))]
+pub struct Elapsed(#[cfg_attr(feature = "serde", serde(with = "millis"))] pub Duration);
+
+impl Elapsed {
+    /// The number in documents.
+    pub fn millis(self) -> f64 {
+        self.0.as_secs_f64() * 1000.0
+    }
+}
+
+/// The form of an [`Elapsed`].
 #[cfg(feature = "serde")]
 pub mod millis {
     use std::time::Duration;
@@ -57,17 +69,12 @@ pub mod millis {
     use serde::de::Error as _;
     use serde::{Deserialize as _, Deserializer, Serializer};
 
-    /// The number in JSON.
-    pub fn of(time: Duration) -> f64 {
-        time.as_secs_f64() * 1000.0
-    }
-
     /// Writes a duration as this number.
     ///
     /// # Errors
     /// Those of the serializer.
     pub fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_f64(of(*time))
+        serializer.serialize_f64(super::Elapsed(*time).millis())
     }
 
     /// Reads this number as a duration.

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use ibarr_common::Instant;
 
+use crate::durations::Elapsed;
 use crate::local_service::{self, Nudged};
 use crate::request;
 
@@ -166,10 +167,10 @@ impl Trace {
         cause: local_service::Counter,
     ) {
         if let Some(recorder) = &mut self.0 {
-            let (subject, took) = (subject.into(), now.since(asked_at));
+            let (subject, took_ms) = (subject.into(), Elapsed(now.since(asked_at)));
             let chain = recorder.chain(subject, asked_at);
             chain.resting = chain.resting.saturating_sub(1);
-            recorder.add(now, subject, Step::Dropped { cause, took });
+            recorder.add(now, subject, Step::Dropped { cause, took_ms });
             recorder.end_if_idle(subject);
         }
     }
@@ -309,7 +310,7 @@ impl Recorder {
                 self.unnudged.push((subject, name));
             }
         }
-        self.add(now, subject, outcome.step(by, now.since(asked_at)));
+        self.add(now, subject, outcome.step(by, Elapsed(now.since(asked_at))));
         self.end_if_idle(subject);
     }
 

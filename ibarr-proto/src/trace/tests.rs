@@ -75,8 +75,12 @@ impl Rig {
                 Step::Reply { unasked: false, .. } => "reply".to_owned(),
                 Step::Reply { unasked: true, .. } => "late reply".to_owned(),
                 Step::Failed { .. } => "failed".to_owned(),
-                Step::AddressAnswered { took, .. } => format!("answered in {}", took.as_millis()),
-                Step::Dropped { cause, took } => format!("{cause} after {}", took.as_millis()),
+                Step::AddressAnswered { took_ms, .. } => {
+                    format!("answered in {}", took_ms.0.as_millis())
+                }
+                Step::Dropped { cause, took_ms } => {
+                    format!("{cause} after {}", took_ms.0.as_millis())
+                }
                 step => format!("{step:?}"),
             };
             said.push(format!("#{chain} {} .{} {step}", since.as_millis(), ip.octets()[3]));

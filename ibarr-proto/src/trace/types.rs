@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "serde")]
 use serde_with_macros::skip_serializing_none;
 
+use crate::durations::Elapsed;
 use crate::ip2gid::{Question, server};
 use crate::local_service::{self, Nudged};
 use crate::paths::{self, PortName, Sought};
@@ -169,11 +170,7 @@ pub enum Step {
         /// Where the GID comes from, if found.
         source: Option<request::Source>,
         /// Time since this request arrived.
-        #[cfg_attr(
-            feature = "serde",
-            serde(rename = "took-ms", with = "crate::durations::millis")
-        )]
-        took: Duration,
+        took_ms: Elapsed,
     },
     /// A request for a path has its answer.
     PathAnswered {
@@ -192,11 +189,7 @@ pub enum Step {
         #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
         left_to_kernel: bool,
         /// Time since this request arrived.
-        #[cfg_attr(
-            feature = "serde",
-            serde(rename = "took-ms", with = "crate::durations::millis")
-        )]
-        took: Duration,
+        took_ms: Elapsed,
     },
     /// The search for an address that the kernel wants has failed. There is no such answer for the kernel, so
     /// the search is repeated until the deadline of the request.
@@ -209,11 +202,7 @@ pub enum Step {
         /// Its cause.
         cause: local_service::Counter,
         /// Time since the request arrived.
-        #[cfg_attr(
-            feature = "serde",
-            serde(rename = "took-ms", with = "crate::durations::millis")
-        )]
-        took: Duration,
+        took_ms: Elapsed,
     },
     /// The kernel is made to look at the answer.
     Nudge,
@@ -312,18 +301,18 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    pub(super) fn step(self, by: Caller, took: Duration) -> Step {
+    pub(super) fn step(self, by: Caller, took_ms: Elapsed) -> Step {
         match self {
             Self::Address(outcome) => {
                 let (status, gid, source) = outcome.parts();
-                Step::AddressAnswered { by, status, gid, source, took }
+                Step::AddressAnswered { by, status, gid, source, took_ms }
             }
             Self::Path { outcome, is_left_to_kernel: left_to_kernel } => {
                 let (status, record, source, refusal) = outcome.parts();
                 let fields = record.and_then(|record| Fields::parse(&record).ok());
                 let dlid = fields.map(|fields| fields.dlid);
                 let refusal = refusal.map(|refusal| refusal.to_string());
-                Step::PathAnswered { by, status, dlid, source, refusal, left_to_kernel, took }
+                Step::PathAnswered { by, status, dlid, source, refusal, left_to_kernel, took_ms }
             }
         }
     }

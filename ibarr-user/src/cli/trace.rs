@@ -8,7 +8,6 @@ use std::time::Duration;
 use clap::Args;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
-use ibarr_proto::durations::millis;
 use ibarr_proto::ip2gid::is_link_local;
 use ibarr_proto::local_service::Nudged;
 use ibarr_proto::paths;
@@ -20,7 +19,7 @@ use tokio::sync::mpsc;
 use super::ping::interrupted;
 use super::{Daemon, Exit, ask, doctor, print};
 use crate::control::messages::{
-    Body, Failure, FailureKind, Millis, Request, TraceEnd, Traced, Tracing,
+    Body, Elapsed, Failure, FailureKind, Millis, Request, TraceEnd, Traced, Tracing,
 };
 
 #[derive(Args, Debug)]
@@ -172,7 +171,7 @@ fn cells(event: &Event, begun: Instant) -> Vec<String> {
     vec![
         format!("{:.6}", event.at.since(begun).as_secs_f64()),
         format!("#{}", event.chain),
-        format!("{:.3}", millis::of(event.since)),
+        format!("{:.3}", Elapsed(event.since).millis()),
         subject,
         text(&event.step),
     ]
@@ -210,14 +209,14 @@ fn text(step: &Step) -> String {
             let what = refusal.as_deref().unwrap_or("a path");
             format!("answer of the SA at {from} to {port}: {what}")
         }
-        Step::AddressAnswered { by, status, gid, source, took } => {
+        Step::AddressAnswered { by, status, gid, source, took_ms } => {
             let what = match (gid, source) {
                 (Some(gid), Some(source)) => format!("{gid}, {}", origin(*source)),
                 _ => status.to_string(),
             };
-            answer(*by, &what, *took)
+            answer(*by, &what, *took_ms)
         }
-        Step::PathAnswered { by, status, dlid, source, refusal, left_to_kernel, took } => {
+        Step::PathAnswered { by, status, dlid, source, refusal, left_to_kernel, took_ms } => {
             let mut what = match (dlid, refusal) {
                 (Some(dlid), _) => format!("a path to LID {dlid}"),
                 (None, Some(refusal)) => format!("{status}: {refusal}"),
@@ -229,13 +228,13 @@ fn text(step: &Step) -> String {
             if *left_to_kernel {
                 what.push_str("; the kernel asks the SA itself");
             }
-            answer(*by, &what, *took)
+            answer(*by, &what, *took_ms)
         }
         Step::Failed { status } => {
             format!("search failed: {}; it is repeated", failure(*status))
         }
-        Step::Dropped { cause, took } => {
-            format!("no answer to the kernel: {cause}, after {:.3} ms", millis::of(*took))
+        Step::Dropped { cause, took_ms } => {
+            format!("no answer to the kernel: {cause}, after {:.3} ms", took_ms.millis())
         }
         Step::Nudge => "nudge".to_owned(),
         Step::Nudged { outcome } => match outcome {
@@ -267,8 +266,8 @@ fn numbered(what: &str, number: u32, rest: &str) -> String {
     if number == 1 { format!("{what} {rest}") } else { format!("{what} {number} {rest}") }
 }
 
-fn answer(by: Caller, what: &str, took: Duration) -> String {
-    format!("answer to {}: {what}, after {:.3} ms", caller(by), millis::of(took))
+fn answer(by: Caller, what: &str, took: Elapsed) -> String {
+    format!("answer to {}: {what}, after {:.3} ms", caller(by), took.millis())
 }
 
 fn caller(by: Caller) -> String {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use ibarr_proto::durations::millis;
+pub use ibarr_proto::durations::Elapsed;
 use serde::{Deserialize, Serialize};
 
 /// Whether a field is left out, because its value is the default.
@@ -16,13 +16,6 @@ pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Millis(u64);
-
-impl Millis {
-    /// The number in JSON.
-    pub fn get(self) -> u64 {
-        self.0
-    }
-}
 
 impl From<Duration> for Millis {
     fn from(time: Duration) -> Self {
@@ -50,17 +43,5 @@ impl From<Duration> for Seconds {
 impl From<Seconds> for Duration {
     fn from(Seconds(seconds): Seconds) -> Self {
         Self::from_secs(seconds)
-    }
-}
-
-/// Milliseconds with their fraction, to the nanosecond.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(transparent)]
-pub struct Elapsed(#[serde(with = "millis")] pub Duration);
-
-impl Elapsed {
-    /// The number in JSON.
-    pub fn millis(self) -> f64 {
-        millis::of(self.0)
     }
 }
