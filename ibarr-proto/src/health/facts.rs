@@ -9,7 +9,6 @@ use ibarr_common::Instant;
 use rand_core::{CryptoRng, SeedableRng};
 
 use super::Cause;
-use crate::counters::Counters;
 use crate::ip2gid::Family;
 use crate::ip2gid::client;
 use crate::local_service;
@@ -75,8 +74,8 @@ pub struct Facts {
     pub acm_closed: Option<String>,
     /// Whether ACM is on.
     pub acm: bool,
-    /// Counts that rise only while something is wrong.
-    pub counted: Vec<Counted>,
+    /// Counts that rise only while something is wrong, since the start.
+    pub counted: Vec<(Cause, u64)>,
 }
 
 /// The outcome of the last nudge.
@@ -91,13 +90,10 @@ pub enum Nudging {
 
 /// Another process with a socket in the group to which the kernel sends requests.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-#[cfg_attr(
-    feature = "serde",
-    serde_with_macros::skip_serializing_none,
-    derive(serde::Deserialize, serde::Serialize)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 pub struct Listener {
     /// Process id; `None` if the owner of the socket is not visible.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub pid: Option<u32>,
     /// Name of the process (chosen by itself), or of the socket.
     pub name: String,
@@ -178,15 +174,6 @@ impl Missing {
     }
 }
 
-/// A count that rises only while something is wrong.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Counted {
-    /// What is wrong.
-    pub cause: Cause,
-    /// How often it was, since the start.
-    pub count: u64,
-}
-
 impl Facts {
     /// What the cores know: all but the facts about sockets, programs, files and devices.
     pub fn of<R: CryptoRng + SeedableRng>(node: &Node<R>) -> Self {
@@ -209,23 +196,8 @@ impl Facts {
             contested: view.contested().collect(),
             answers_refused: local_service.refusal(),
             ports: paths.ports().map(port).collect(),
-            counted: counted.map(|(cause, count)| Counted { cause, count }).into(),
+            counted: counted.into(),
             ..Self::default()
         }
-    }
-
-    /// Adds a count.
-    pub fn count(&mut self, cause: Cause, count: u64) {
-        self.counted.push(Counted { cause, count });
-    }
-
-    /// Adds a count of a core.
-    pub fn count_of<C: crate::counters::Counter>(
-        &mut self,
-        cause: Cause,
-        counters: &Counters<C>,
-        counter: C,
-    ) {
-        self.count(cause, counters.get(counter));
     }
 }

@@ -23,7 +23,7 @@ use ibarr_common::Instant;
 use crate::local_view::InterfaceName;
 use crate::paths::PortName;
 
-pub use self::facts::{Counted, Facts, Listener, Missing, Nudging, Port, Programs, Served, Socket};
+pub use self::facts::{Facts, Listener, Missing, Nudging, Port, Programs, Served, Socket};
 use self::rules::Finding;
 
 /// The health of a daemon, see the [module](self).
@@ -328,8 +328,8 @@ impl Health {
         let active = facts.ports.iter().filter(|port| port.missing != Some(Missing::Down));
         self.once_active.extend(active.map(|port| port.name));
         self.once_active.retain(|name| facts.ports.iter().any(|port| port.name == *name));
-        for counted in &facts.counted {
-            self.count(now, *counted);
+        for &(cause, count) in &facts.counted {
+            self.count(now, cause, count);
         }
         let mut found = rules::judge(now, facts, &self.once_active);
         let held = |count: &Count| count.rose_at.is_some_and(|at| now.since(at) < HOLD);
@@ -363,7 +363,7 @@ impl Health {
         reasons.map(|((_, cause), reason)| (*cause, reason))
     }
 
-    fn count(&mut self, now: Instant, Counted { cause, count }: Counted) {
+    fn count(&mut self, now: Instant, cause: Cause, count: u64) {
         let known = self.counts.entry(cause).or_insert(Count { value: 0, rose_at: None });
         if count > known.value {
             known.rose_at = Some(now);

@@ -28,29 +28,25 @@ fn ports(missing: Option<Missing>) -> Facts {
 
 #[test]
 fn port_lacks_its_link_then_a_subnet_manager_then_its_umad_device() {
-    let usable = PortFacts {
-        is_active: true,
-        has_umad: true,
-        lid: Lid::new(8),
-        lmc: 0,
-        sm_lid: Lid::new(1),
-        sm_sl: Sl::default(),
-        gids: Vec::new(),
-        pkeys: Vec::new(),
-        rate: None,
-        device: Device::default(),
+    let missing = |is_active, has_umad, sm_lid| {
+        Missing::of(&PortFacts {
+            is_active,
+            has_umad,
+            lid: None,
+            lmc: 0,
+            sm_lid: Lid::new(sm_lid),
+            sm_sl: Sl::default(),
+            gids: Vec::new(),
+            pkeys: Vec::new(),
+            rate: None,
+            device: Device::default(),
+        })
     };
-    let without_device = PortFacts { has_umad: false, ..usable.clone() };
-    let down = PortFacts { is_active: false, sm_lid: None, ..without_device.clone() };
-    for (facts, missing) in [
-        (PortFacts { sm_lid: None, ..without_device.clone() }, Some(Missing::SubnetManager)),
-        (PortFacts { sm_lid: Lid::new(0xffff), ..usable.clone() }, Some(Missing::SubnetManager)),
-        (down, Some(Missing::Down)),
-        (without_device, Some(Missing::Umad(None))),
-        (usable, None),
-    ] {
-        assert_eq!(Missing::of(&facts), missing);
-    }
+    assert_eq!(missing(true, true, 1), None);
+    assert_eq!(missing(true, false, 1), Some(Missing::Umad(None)));
+    assert_eq!(missing(true, false, 0), Some(Missing::SubnetManager));
+    assert_eq!(missing(true, true, 0xffff), Some(Missing::SubnetManager));
+    assert_eq!(missing(false, false, 0), Some(Missing::Down));
 }
 
 fn causes(health: &Health) -> Vec<(Subsystem, Cause, State)> {
@@ -218,7 +214,7 @@ fn rule_that_diverts_is_named_with_the_command_that_exempts() {
 }
 
 fn counted(cause: Cause) -> Facts {
-    Facts { counted: vec![Counted { cause, count: 1 }], ..Facts::default() }
+    Facts { counted: vec![(cause, 1)], ..Facts::default() }
 }
 
 #[test]
@@ -303,10 +299,7 @@ fn port_without_a_cable_is_not_missed_beside_one_that_works() {
 #[test]
 fn count_that_rises_again_keeps_its_reason_and_its_start() {
     let mut health = Health::default();
-    let of = |count| Facts {
-        counted: vec![Counted { cause: Cause::RequestsLost, count }],
-        ..Facts::default()
-    };
+    let of = |count| Facts { counted: vec![(Cause::RequestsLost, count)], ..Facts::default() };
     for (second, count) in [(0, 0), (10, 1), (60, 2), (100, 2)] {
         health.assess(at(second), &of(count));
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::sa::Answer;
-use ibarr_proto::health::{Cause, Counted, Facts, HOLD, Nudging, Programs, SELDOM, Served};
+use ibarr_proto::health::{Cause, Facts, HOLD, Nudging, Programs, SELDOM, Served};
 use ibarr_proto::responder;
 use ibarr_proto::sa::Counter;
 
@@ -64,7 +64,7 @@ impl Daemon {
             (Some(_), None) => (Programs::Absent("not loaded yet".to_owned()), Vec::new()),
             (Some(_), Some(responder)) => {
                 let count = responder.counters().get(responder::Counter::Faults);
-                facts.counted.push(Counted { cause: Cause::MapFaults, count });
+                facts.counted.push((Cause::MapFaults, count));
                 let served = view.served().map(|served| Served {
                     interface: served.name,
                     program: responder

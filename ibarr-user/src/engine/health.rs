@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_proto::health::{
-    self, Cause, Counted, Event, Facts, Listener, Missing, Nudging, Programs, Served, Socket,
+    self, Cause, Event, Facts, Listener, Missing, Nudging, Programs, Served, Socket,
 };
 use ibarr_proto::ip2gid::server;
 use ibarr_proto::responder::{self, BY_DECISION};
@@ -141,7 +141,7 @@ impl Engine {
         counters.iter().map(|&counter| self.control.counters.get(counter)).sum()
     }
 
-    fn counted(&self) -> impl Iterator<Item = Counted> {
+    fn counted(&self) -> [(Cause, u64); 15] {
         use server::Counter::{NotSentForbidden, NotSentNoRoom, NotSentNoRoute, NotSentTooLong};
         use transport::Counter::{
             FileMadeAgain, QueryForbidden, QueryNoRoom, QueryNoRoute, QueryTooLong, RefusalDropped,
@@ -167,8 +167,6 @@ impl Engine {
             (Cause::RepliesNotSent, replies_not_sent),
             (Cause::MapFaults, programs.get(bpf::Counter::Faults)),
         ]
-        .into_iter()
-        .map(|(cause, count)| Counted { cause, count })
     }
 
     fn programs(&self) -> Programs {

@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use ibarr_common::ib::Gid;
 use ibarr_common::{IfIndex, Instant};
-use ibarr_proto::counters;
 use ibarr_proto::ip2gid::Family;
 use ibarr_proto::ip2gid::client::Slow;
 use ibarr_proto::local_view::neighbours::Neighbour;
 use ibarr_proto::local_view::routing::WayBack;
 use ibarr_proto::local_view::{Event, Interface, LinkHeader};
-use ibarr_proto::{local_service, paths, sa, shares};
+use ibarr_proto::{counters, local_service, paths, sa, shares};
 use tracing::{debug, info};
 
 use super::Engine;
