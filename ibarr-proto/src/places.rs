@@ -9,7 +9,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem;
 
 /// A user of this node.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -45,12 +44,22 @@ pub enum Full {
 #[derive(Debug)]
 pub struct Places<K> {
     room: Room,
-    held: BTreeMap<K, (User, u64)>,
-    /// The oldest first, by the number of its last sign of life.
+    held: BTreeMap<K, Place>,
+    /// The oldest first, by [`Place::listed`].
     by_user: BTreeMap<User, BTreeSet<(u64, K)>>,
     /// The last one gives way: its user has most, and among such users its place is the oldest.
     ranks: BTreeSet<(usize, Reverse<u64>, User)>,
     next: u64,
+}
+
+#[derive(Debug)]
+struct Place {
+    user: User,
+    /// The number of its last sign of life.
+    age: u64,
+    /// The one by which it is in order. A sign of life does not change the order, so that it costs little: who
+    /// looks for the oldest place lists those again that come first and are younger.
+    listed: u64,
 }
 
 impl Room {
@@ -100,35 +109,31 @@ impl<K: Copy + Ord> Places<K> {
         } else if self.room.admits(user, 0, self.held.len()) {
             None
         } else {
-            let most = self.ranks.last().filter(|(most, ..)| own == 0 || *most > own + 1);
-            Some(most.and_then(|(.., most)| self.oldest_of(*most)).ok_or(Full::All)?)
+            let most = self.ranks.last().filter(|(most, ..)| own == 0 || *most > own + 1).copied();
+            Some(most.and_then(|_| self.oldest_of_most()).ok_or(Full::All)?)
         };
         if let Some(gone) = gone {
             self.leave(gone);
         }
-        self.held.insert(key, (user, self.next));
-        self.touch(key);
+        let age = self.next;
+        self.next += 1;
+        self.held.insert(key, Place { user, age, listed: age });
+        self.change(user, |places| places.insert((age, key)));
         Ok(gone)
     }
 
     /// A sign of life.
     pub fn touch(&mut self, key: K) {
-        let Some((user, age)) = self.held.get_mut(&key) else { return };
-        let (user, old) = (*user, mem::replace(age, self.next));
-        let new = (self.next, key);
-        self.next += 1;
-        self.change(user, |places| {
-            places.remove(&(old, key));
-            places.insert(new);
-        });
+        if let Some(place) = self.held.get_mut(&key) {
+            place.age = self.next;
+            self.next += 1;
+        }
     }
 
     /// A place is free again.
     pub fn leave(&mut self, key: K) {
-        if let Some((user, age)) = self.held.remove(&key) {
-            self.change(user, |places| {
-                places.remove(&(age, key));
-            });
+        if let Some(Place { user, listed, .. }) = self.held.remove(&key) {
+            self.change(user, |places| places.remove(&(listed, key)));
         }
     }
 
@@ -137,11 +142,30 @@ impl<K: Copy + Ord> Places<K> {
         self.held.len()
     }
 
-    fn oldest_of(&self, user: User) -> Option<K> {
-        self.by_user.get(&user)?.first().map(|(_, key)| *key)
+    fn oldest_of_most(&mut self) -> Option<K> {
+        loop {
+            let (.., user) = *self.ranks.last()?;
+            let oldest = self.oldest_of(user);
+            if self.ranks.last().is_some_and(|(.., last)| *last == user) {
+                return oldest;
+            }
+        }
     }
 
-    fn change(&mut self, user: User, change: impl FnOnce(&mut BTreeSet<(u64, K)>)) {
+    fn oldest_of(&mut self, user: User) -> Option<K> {
+        loop {
+            let (old, key) = *self.by_user.get(&user)?.first()?;
+            let place = self.held.get_mut(&key)?;
+            if place.age == old {
+                return Some(key);
+            }
+            let age = place.age;
+            place.listed = age;
+            self.change(user, |places| places.remove(&(old, key)) && places.insert((age, key)));
+        }
+    }
+
+    fn change(&mut self, user: User, change: impl FnOnce(&mut BTreeSet<(u64, K)>) -> bool) {
         let reserve = if user == User::ROOT { self.room.of_root() } else { 0 };
         let rank = |places: &BTreeSet<(u64, K)>| {
             let (age, _) = places.first()?;
@@ -241,21 +265,42 @@ mod tests {
         assert_eq!([(); 2].map(|()| rig.take(User::UNKNOWN)), [Ok(Some(1)), Ok(Some(2))]);
     }
 
+    /// Of the users with most places, the place without a sign of life for longest.
+    fn first_to_give_way(held: &BTreeMap<u32, (User, usize)>) -> Option<u32> {
+        let of = |user| held.values().filter(|(other, _)| *other == user).count();
+        let rank =
+            |user| of(user).saturating_sub(if user == User::ROOT { ROOM.of_root() } else { 0 });
+        let first = held.iter().min_by_key(|(_, (user, age))| (Reverse(rank(*user)), *age));
+        first.map(|(key, _)| *key)
+    }
+
     proptest! {
         #[test]
         fn places_are_bounded_and_each_newcomer_gets_one(
             steps in prop::collection::vec((0..4u8, 0..40u32), 0..400),
         ) {
             let mut rig = Rig::new();
-            for (step, n) in steps {
+            let mut held = BTreeMap::new();
+            for (now, (step, n)) in steps.into_iter().enumerate() {
                 let (own, user) = (rig.of(User(n)), User(n));
                 match step {
-                    0 => rig.places.leave(n),
-                    1 => rig.places.touch(n),
+                    0 => {
+                        rig.places.leave(n);
+                        held.remove(&n);
+                    }
+                    1 => {
+                        rig.places.touch(n);
+                        held.entry(n).and_modify(|(_, age)| *age = now);
+                    }
                     _ => {
                         let taken = rig.take(user);
                         prop_assert!(own > 0 || taken.is_ok());
                         prop_assert!(taken != Err(Full::User) || own == ROOM.of_user);
+                        if let Ok(gone) = taken {
+                            prop_assert_eq!(gone, gone.and(first_to_give_way(&held)));
+                            gone.map(|gone| held.remove(&gone));
+                            held.insert(rig.next - 1, (user, now));
+                        }
                     }
                 }
                 let by_user: usize = rig.places.by_user.values().map(BTreeSet::len).sum();
