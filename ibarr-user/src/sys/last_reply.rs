@@ -2,9 +2,9 @@
 
 //! Replies to clients, and how far the last one has come, in memory that outlives a killed process.
 //!
-//! sendmmsg(2) and recvmmsg(2) write the number of bytes that they have moved into the caller's memory before they
-//! return (`__sys_sendmmsg` and `do_recvmmsg` in net/socket.c), and a signal ends a process only between system calls.
-//! So the next process knows for certain what was sent and taken.
+//! recv(2) writes the bytes into the caller's memory before it returns, and sendmmsg(2) their number
+//! (`__sys_sendmmsg` in net/socket.c), and a signal ends a process only between system calls. So the next process
+//! knows for certain what was taken and sent.
 
 #![expect(unsafe_code, reason = "the next process reads what the kernel wrote for the last one")]
 
@@ -14,7 +14,7 @@ use std::io::{self, ErrorKind};
 use std::mem::{offset_of, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr};
@@ -22,7 +22,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// What begins the page. Another layout gets another number.
-const MAGIC: u64 = u64::from_be_bytes(*b"acmrply1");
+const MAGIC: u64 = u64::from_be_bytes(*b"acmrply2");
 
 /// Length of the memory in bytes.
 const LEN: usize = 4096;
@@ -53,7 +53,8 @@ struct Page {
     reply_len: AtomicU32,
     request_len: AtomicU32,
     sent: Message,
-    taken: Message,
+    /// Where the request goes when it is taken. Its first byte is its version, which is not 0.
+    request: [AtomicU8; MAX_REQUEST_LEN],
 }
 
 /// `struct mmsghdr`.
@@ -156,7 +157,7 @@ impl LastReply {
         page.reply_len.store(as_len(reply.len())?, Ordering::SeqCst);
         page.request_len.store(as_len(request_len)?, Ordering::SeqCst);
         page.sent.len.store(NONE, Ordering::SeqCst);
-        page.taken.len.store(NONE, Ordering::SeqCst);
+        page.request[0].store(0, Ordering::SeqCst);
         page.client.store(client, Ordering::SeqCst);
         let base = reply.as_ptr().cast_mut().cast();
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -170,20 +171,16 @@ impl LastReply {
     /// Takes the request out of the client's socket. The reply has ended.
     ///
     /// # Errors
-    /// Errors of recvmmsg(2); `UnexpectedEof` if the request is not there.
+    /// Errors of recv(2); `UnexpectedEof` if the request is not there.
     pub fn take(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let page = self.page();
-        let mut request = [0; MAX_REQUEST_LEN];
         let len = page.request_len.load(Ordering::SeqCst) as usize;
-        let base = request.as_mut_ptr().cast();
-        let taken = page.taken.moved(base, len.min(MAX_REQUEST_LEN), |message| {
-            // SAFETY: there is one message. Its vector and the bytes of the request, to which the kernel writes, are
-            // alive during the call and not borrowed.
-            unsafe {
-                let flags = libc::MSG_DONTWAIT;
-                libc::recvmmsg(socket.as_raw_fd(), message, 1, flags, ptr::null_mut())
-            }
-        })?;
+        let base = ptr::from_ref(&page.request).cast_mut().cast();
+        // SAFETY: the kernel writes at most so many bytes, which are alive, into atomics.
+        let taken = unsafe {
+            libc::recv(socket.as_raw_fd(), base, len.min(MAX_REQUEST_LEN), libc::MSG_DONTWAIT)
+        };
+        let taken = usize::try_from(taken).map_err(|_| io::Error::last_os_error())?;
         page.client.store(0, Ordering::SeqCst);
         if taken == len { Ok(()) } else { Err(ErrorKind::UnexpectedEof.into()) }
     }
@@ -191,14 +188,13 @@ impl LastReply {
     /// What the last process has left to do for a client.
     pub fn left(&self, client: u64) -> Left {
         let page = self.page();
-        let [reply, request, sent, taken] =
-            [&page.reply_len, &page.request_len, &page.sent.len, &page.taken.len]
-                .map(|len| len.load(Ordering::SeqCst));
+        let [reply, sent] = [&page.reply_len, &page.sent.len].map(|len| len.load(Ordering::SeqCst));
+        let is_taken = page.request[0].load(Ordering::SeqCst) != 0;
         match () {
             () if page.client.load(Ordering::SeqCst) != client || sent == NONE => Left::Nothing,
-            () if sent == reply && taken == NONE => Left::Request,
-            () if sent == reply && taken == request => Left::Nothing,
-            () => Left::Rest,
+            () if sent != reply => Left::Rest,
+            () if is_taken => Left::Nothing,
+            () => Left::Request,
         }
     }
 }
