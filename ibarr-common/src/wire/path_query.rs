@@ -12,6 +12,9 @@
 //! | 10 | TClass | 20, 21 | PacketLifeTime: selector, value |
 //! | 11, 12 | Reversible, NumbPath | 22 | Preference |
 
+use zerocopy::big_endian::U64;
+use zerocopy::transmute;
+
 use super::mad::Error;
 use super::path_record::{PathRecordWire, REVERSIBLE};
 use crate::ib::{Gid, Lid, PKey, PathRecord, QosClass, ServiceId};
@@ -51,20 +54,27 @@ impl PathQuery {
 
     /// The fields of a record that are not 0 are known.
     pub fn known(record: PathRecord) -> Self {
-        let mut octets = record.octets();
-        let set = FIELDS.iter().filter(|field| field.is_set(&octets));
-        let mask = set.fold(0, |mask, Field(bits, ..)| mask | bits);
-        octets.iter_mut().zip(&OF_FIELDS).for_each(|(octet, own)| *octet &= own);
-        Self { mask, record: PathRecord::from_octets(octets) }
+        Self::of(record, |_, part| part != 0)
     }
 
     pub(super) fn new(mask: u64, record: PathRecord) -> Self {
-        let (from, mut octets, mut known) = (record.octets(), [0; PathRecord::LEN], 0);
-        for field @ &Field(bits, ..) in FIELDS.iter().filter(|field| mask & field.0 == field.0) {
-            known |= bits;
-            field.copy(&from, &mut octets);
+        Self::of(record, |bits, _| mask & bits == bits)
+    }
+
+    /// The fields of a record that are known, by their bits in the mask and by what is there.
+    fn of(record: PathRecord, is_known: impl Fn(u64, u64) -> bool) -> Self {
+        let from: [U64; 8] = transmute!(record.octets());
+        let (mut mask, mut to) = (0, [U64::ZERO; 8]);
+        for ((from, to), fields) in from.iter().zip(&mut to).zip(FIELDS) {
+            for (bits, own) in fields {
+                let part = from.get() & own;
+                if is_known(*bits, part) {
+                    mask |= bits;
+                    *to |= U64::new(part);
+                }
+            }
         }
-        Self { mask: known, record: PathRecord::from_octets(octets) }
+        Self { mask, record: PathRecord::from_octets(transmute!(to)) }
     }
 
     /// The mask and the record of the MAD.
@@ -202,21 +212,6 @@ impl TryFrom<PathQuery> for PathQuestion {
     }
 }
 
-/// A field: its bits in the component mask, its place in the record, and which bits are its own there.
-struct Field(u64, usize, &'static [u8]);
-
-impl Field {
-    fn is_set(&self, octets: &[u8; PathRecord::LEN]) -> bool {
-        let there = octets.get(self.1..).unwrap_or_default().iter().zip(self.2);
-        there.fold(0, |set, (octet, own)| set | octet & own) != 0
-    }
-
-    fn copy(&self, from: &[u8; PathRecord::LEN], to: &mut [u8; PathRecord::LEN]) {
-        let there = from.iter().zip(to).skip(self.1).zip(self.2);
-        there.for_each(|((from, to), own)| *to |= from & own);
-    }
-}
-
 const SERVICE_ID: u64 = 0b11;
 const DGID: u64 = 1 << 2;
 const SGID: u64 = 1 << 3;
@@ -231,40 +226,31 @@ const QOS_CLASS: u64 = 1 << 14;
 /// The service level is in the low bits of the field of the class of service.
 const SL_BITS: u32 = 4;
 
-const FIELDS: [Field; 20] = [
-    Field(SERVICE_ID, 0, &[0xff; 8]),
-    Field(DGID, 8, &[0xff; 16]),
-    Field(SGID, 24, &[0xff; 16]),
-    Field(DLID, 40, &[0xff; 2]),
-    Field(SLID, 42, &[0xff; 2]),
-    Field(1 << 6, 44, &[0x80]),
-    Field(1 << 8, 44, &[0x0f, 0xff, 0xff]),
-    Field(1 << 9, 47, &[0xff]),
-    Field(TCLASS, 48, &[0xff]),
-    Field(REVERSIBLE_PATH, 49, &[REVERSIBLE]),
-    Field(PKEY, 50, &[0xff; 2]),
-    Field(QOS_CLASS, 52, &[0xff, 0xf0]),
-    Field(1 << 15, 53, &[0x0f]),
-    Field(1 << 16, 54, &[0xc0]),
-    Field(1 << 17, 54, &[0x3f]),
-    Field(1 << 18, 55, &[0xc0]),
-    Field(1 << 19, 55, &[0x3f]),
-    Field(1 << 20, 56, &[0xc0]),
-    Field(1 << 21, 56, &[0x3f]),
-    Field(1 << 22, 57, &[0xff]),
+/// The fields in each eight octets of a record: their bits in the component mask, and which bits are their own there. A
+/// GID has two parts.
+const FIELDS: [&[(u64, u64)]; 8] = [
+    &[(SERVICE_ID, !0)],
+    &[(DGID, !0)],
+    &[(DGID, !0)],
+    &[(SGID, !0)],
+    &[(SGID, !0)],
+    &[
+        (DLID, 0xffff << 48),
+        (SLID, 0xffff << 32),
+        (1 << 6, 0x80 << 24),
+        (1 << 8, 0x0f_ffff << 8),
+        (1 << 9, 0xff),
+    ],
+    &[
+        (TCLASS, 0xff << 56),
+        (REVERSIBLE_PATH, (REVERSIBLE as u64) << 48),
+        (PKEY, 0xffff << 32),
+        (QOS_CLASS, 0xfff << 20),
+        (1 << 15, 0xf << 16),
+        (1 << 16, 0xc0 << 8),
+        (1 << 17, 0x3f << 8),
+        (1 << 18, 0xc0),
+        (1 << 19, 0x3f),
+    ],
+    &[(1 << 20, 0xc0 << 56), (1 << 21, 0x3f << 56), (1 << 22, 0xff << 48)],
 ];
-
-/// The bits of a record that are of any field.
-const OF_FIELDS: [u8; PathRecord::LEN] = {
-    let mut bits = [0; PathRecord::LEN];
-    let mut fields = FIELDS.as_slice();
-    while let [Field(_, at, own), rest @ ..] = fields {
-        let mut octet = 0;
-        while octet < own.len() {
-            bits[*at + octet] |= own[octet];
-            octet += 1;
-        }
-        fields = rest;
-    }
-    bits
-};
