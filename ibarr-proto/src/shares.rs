@@ -173,6 +173,9 @@ impl<T> Shares<T> {
 
     /// Of the users that have room, the one that was admitted least lately, and when its next request may go.
     fn next(&self) -> Option<(Instant, User)> {
+        if self.waiting.is_empty() {
+            return None;
+        }
         let free = self.limits.under_way.all.saturating_sub(self.under_way);
         let first = |(_, users): (_, &BTreeSet<_>)| users.first().copied();
         let (paid_until, user) = self.turns.range(..free).filter_map(first).min()?;

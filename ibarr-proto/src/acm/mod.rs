@@ -50,11 +50,11 @@ pub struct Acm {
     places: Places<ClientId>,
     /// When the rest of a message is due.
     halves: Timers<ClientId>,
-    /// Each in its own place, because the map moves its entries.
+    /// Each in its own place, because the map moves its entries. The older one has the earlier deadline, because
+    /// [`Config::patience`] is the same for all.
     lookups: BTreeMap<LookupId, Box<Lookup>>,
     hosts: Hosts,
     names: Names,
-    deadlines: Timers<LookupId>,
     next: u64,
     asks: VecDeque<Ask>,
     /// Questions that cannot be answered before the node knows more of itself.
@@ -139,7 +139,6 @@ impl Acm {
             lookups: BTreeMap::new(),
             hosts: Hosts::default(),
             names: Names::default(),
-            deadlines: Timers::default(),
             next: 0,
             asks: VecDeque::new(),
             parked: BTreeMap::new(),
@@ -197,7 +196,8 @@ impl Acm {
 
     /// Ends the searches and connections whose time is over.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some(id) = self.deadlines.pop(now) {
+        while let Some((&id, _)) = self.lookups.first_key_value().filter(|it| it.1.deadline <= now)
+        {
             self.refuse(id, Status::TimedOut);
         }
         while let Some(client) = self.halves.pop(now) {
@@ -209,7 +209,8 @@ impl Acm {
 
     /// When to call [`Self::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let next = [self.deadlines.next(), self.halves.next(), self.names.poll_timeout()];
+        let deadline = self.lookups.first_key_value().map(|(_, lookup)| lookup.deadline);
+        let next = [deadline, self.halves.next(), self.names.poll_timeout()];
         next.into_iter().flatten().min()
     }
 
@@ -477,7 +478,6 @@ impl Acm {
             address: None,
         };
         self.lookups.insert(id, Box::new(lookup));
-        self.deadlines.set(id, Some(deadline));
         if let Some(client) = self.clients.get_mut(&client) {
             client.waits_for = Some(id);
         }
@@ -542,7 +542,6 @@ impl Acm {
 
     fn forget(&mut self, id: LookupId) -> Option<Box<Lookup>> {
         self.parked.remove(&id);
-        self.deadlines.set(id, None);
         let lookup = self.lookups.remove(&id)?;
         for name in lookup.known.names() {
             self.names.leave(&name, id);

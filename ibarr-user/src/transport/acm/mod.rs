@@ -12,7 +12,7 @@ mod listening;
 mod ports;
 mod sources;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
@@ -86,7 +86,7 @@ pub enum Sent<'a> {
 #[derive(Debug)]
 pub struct Clients {
     events: mpsc::Sender<Event>,
-    by_id: HashMap<ClientId, Client>,
+    by_id: BTreeMap<ClientId, Client>,
     next: u64,
     ready: mpsc::UnboundedSender<ClientId>,
     last: LastReply,
@@ -176,7 +176,7 @@ impl Clients {
         last: LastReply,
     ) -> Self {
         let full = Places::new(WAITING);
-        let by_id = HashMap::new();
+        let by_id = BTreeMap::new();
         Self { events, by_id, next: 0, ready, last, full, reading: READING }
     }
 
