@@ -259,13 +259,10 @@ fn facts(dir: &Path) -> Option<PortFacts> {
     let lid = |file: &str| number(file).and_then(Lid::new);
     let state = text(&dir.join("state"))?;
     let table = |name: &'static str| {
-        let indices = (0..).take(PortFacts::MAX_TABLE);
-        let entries = indices.map_while(move |index: u16| {
-            let path = dir.join(name).join(index.to_string());
-            // An entry may exist and be unreadable.
-            path.exists().then(|| (index, text(&path)))
-        });
-        entries.filter_map(|(index, text)| Some((index, text?)))
+        let indices: BTreeSet<u16> = names(&dir.join(name)).collect();
+        let entries = indices.into_iter().take(PortFacts::MAX_TABLE.into());
+        entries
+            .filter_map(move |index| Some((index, text(&dir.join(name).join(index.to_string()))?)))
     };
     let gids = table("gids").filter_map(|(_, text)| text.parse::<Gid>().ok());
     let pkeys = table("pkeys").filter_map(|(index, text)| {
