@@ -58,6 +58,11 @@ fn paths_bench_gets_an_answer_to_every_request() {
 }
 
 #[test]
+fn acm_rate_bench_gets_an_answer_for_each_of_thousands_of_clients() {
+    assert_eq!(quick("acm-rate", "to the plain server's"), 3 * 2);
+}
+
+#[test]
 fn preload_bench_reads_every_host_and_path() {
     assert_eq!(quick("preload", "for each node"), 1);
 }
