@@ -347,11 +347,6 @@ impl Health {
         })
     }
 
-    /// The worst state of all subsystems.
-    pub fn worst(&self) -> State {
-        self.subsystems.values().map(|verdict| verdict.state).max().unwrap_or_default()
-    }
-
     /// The next change.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()

@@ -152,11 +152,6 @@ impl StaticGids {
     pub fn lookup(&self, address: IpAddr) -> Option<Gid> {
         self.0.get(&address).copied()
     }
-
-    /// All static GIDs, in the order of their addresses.
-    pub fn iter(&self) -> impl Iterator<Item = StaticGid> {
-        self.0.iter().map(|(&ip, &gid)| StaticGid { ip, gid })
-    }
 }
 
 /// Error: an illegal configuration of the local view.

@@ -39,9 +39,6 @@ pub enum LinkHeader {
 }
 
 impl LinkHeader {
-    /// Every header.
-    pub const ALL: [Self; 2] = [Self::Ethernet, Self::Ipoib];
-
     /// Length of the header in bytes.
     pub const fn bytes(self) -> u32 {
         match self {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ibarr_proto::ip2gid::Family;
 use ibarr_testbed::lab::netns;
-use ibarr_user::sys::mmsg::Inbox;
+use ibarr_user::sys::mmsg::{Inbox, Outgoing};
 use ibarr_user::sys::udp::{Source, UdpSocket};
 use ibarr_user::sys::udp_options;
 use nix::sys::signal::Signal;
@@ -43,7 +43,7 @@ fn ten_thousand_peers_at_once_are_answered_by_a_daemon_that_slept() {
         let query = fence(server);
         let send = async |address| {
             let source = Source { address: Some(address), egress: None };
-            socket.send(&query, server, source).await.unwrap();
+            socket.send_all(&[Outgoing { to: server, source, payload: &query }]).await.unwrap();
         };
         let mut inbox = Inbox::<33>::default();
         // Fills the neighbour tables on the way.

@@ -166,14 +166,6 @@ impl UdpSocket {
         self.when_writable(|fd| mmsg::send(fd.as_fd(), datagrams)).await
     }
 
-    /// Waits until there is a datagram to receive.
-    ///
-    /// # Errors
-    /// Only if the runtime is being shut down.
-    pub async fn readable(&self) -> io::Result<()> {
-        self.fd.readable().await.map(|mut ready| ready.retain_ready())
-    }
-
     /// Waits until there is a datagram or an ICMP error ([`udp_errors::hear`]) to receive. The
     /// caller must take both until nothing is left.
     ///
@@ -209,14 +201,6 @@ impl UdpSocket {
     pub fn try_send(&self, payload: &[u8], to: SocketAddr, source: Source) -> io::Result<()> {
         // This does not ask the runtime, which does not know yet that a new socket is writable.
         udp_errors::despite(|| send(self.fd.get_ref(), self.family, payload, to, source))
-    }
-
-    /// Like [`UdpSocket::try_send`], but waits while the send buffer is full.
-    ///
-    /// # Errors
-    /// See [`UdpSocket::try_send`], except `WouldBlock`.
-    pub async fn send(&self, payload: &[u8], to: SocketAddr, source: Source) -> io::Result<()> {
-        self.when_writable(|fd| send(fd, self.family, payload, to, source)).await
     }
 
     /// Calls `send` at once, and again when the socket is writable for as long as its send buffer
@@ -344,12 +328,12 @@ mod tests {
             let server = UdpSocket::bind(family, 0).unwrap();
             let near = SocketAddr::new(near.parse().unwrap(), port(&client));
             let far = SocketAddr::new(far.parse().unwrap(), port(&server));
-            client.send(b"ask", far, Source::default()).await.unwrap();
+            client.try_send(b"ask", far, Source::default()).unwrap();
             let query = receive(&server, b"ask").await;
             assert_eq!((query.to, query.from), (far.ip(), near));
 
             let source = Source { address: Some(query.to), egress: None };
-            server.send(b"tell", query.from, source).await.unwrap();
+            server.try_send(b"tell", query.from, source).unwrap();
             let reply = receive(&client, b"tell").await;
             assert_eq!((reply.to, reply.from), (near.ip(), far));
             assert_eq!(reply.ifindex, query.ifindex);
@@ -363,8 +347,8 @@ mod tests {
         }
         let socket = UdpSocket::bind(Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
-        socket.send(&[7; 100], to, Source::default()).await.unwrap();
-        socket.readable().await.unwrap();
+        socket.try_send(&[7; 100], to, Source::default()).unwrap();
+        socket.heard().await.unwrap();
         assert_eq!(socket.try_recv(&mut [0; 33]).unwrap().len, 100);
     }
 
@@ -404,7 +388,7 @@ mod tests {
             // Any device will do.
             let inside = UdpSocket::bind_in_vrf(family, to.port(), "lo", &fd).unwrap();
             let client = UdpSocket::bind(family, 0).unwrap();
-            client.send(b"ask", to, Source::default()).await.unwrap();
+            client.try_send(b"ask", to, Source::default()).unwrap();
             receive(&inside, b"ask").await;
             let other = UdpSocket::bind_prepared(family, to.port(), share);
             assert_eq!(other.unwrap_err().kind(), io::ErrorKind::AddrInUse);
@@ -423,7 +407,7 @@ mod tests {
         let socket = UdpSocket::bind(Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         let source = Source { address: Some("192.0.2.1".parse().unwrap()), egress: None };
-        assert!(socket.send(b"x", to, source).await.is_err());
+        assert!(socket.try_send(b"x", to, source).is_err());
     }
 
     #[tokio::test(flavor = "current_thread")]
@@ -453,7 +437,7 @@ mod tests {
             for number in 0..SENT {
                 let client = &clients[usize::from(number) % 2];
                 let payload = vec![number; 1 + usize::from(number)];
-                client.send(&payload, to, Source::default()).await.unwrap();
+                client.try_send(&payload, to, Source::default()).unwrap();
             }
             let mut inbox = Inbox::<33>::default();
             let mut replies = Vec::new();
@@ -516,7 +500,7 @@ mod tests {
         assert!(held >= 300_000);
         assert_eq!(udp_options::widen(&socket, 1000).unwrap(), held, "a buffer never shrinks");
         for _ in 0..SENT {
-            socket.send(b"x", to, Source::default()).await.unwrap();
+            socket.try_send(b"x", to, Source::default()).unwrap();
         }
         let mut received = 0;
         let mut inbox = Inbox::<1>::default();
@@ -531,7 +515,7 @@ mod tests {
     async fn receive(socket: &UdpSocket, expected: &[u8]) -> Received {
         let mut buffer = [0; 32];
         loop {
-            socket.readable().await.unwrap();
+            socket.heard().await.unwrap();
             match socket.try_recv(&mut buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 received => {
