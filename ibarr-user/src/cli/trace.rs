@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use super::ping::interrupted;
 use super::{Daemon, Exit, ask, doctor, print};
 use crate::control::messages::{
-    Body, Elapsed, Failure, FailureKind, Millis, Request, TraceEnd, Traced, Tracing,
+    Body, Elapsed, Failure, FailureKind, Millis, Request, TraceEnd, TraceRequest, Traced, Tracing,
 };
 
 #[derive(Args, Debug)]
@@ -60,7 +60,8 @@ async fn follow(args: &TraceArgs) -> Result<(), Failure> {
         Some(doctor::Peer::Gid(gid)) => Some(Filter::Gid(*gid)),
         None => None,
     };
-    let request = Request::Trace { only, for_ms: args.time.map(Millis::from), kernel: args.kernel };
+    let for_ms = args.time.map(Millis::from);
+    let request = Request::Trace(TraceRequest { only, for_ms, kernel: args.kernel });
     let daemon = args.daemon.clone();
     // One at a time: what this command has not read yet waits in the daemon, and is bounded there.
     let (parts, mut read) = mpsc::channel(1);

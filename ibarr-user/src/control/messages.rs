@@ -73,15 +73,7 @@ pub enum Request {
     /// Reads the configuration again (changes the daemon).
     Reload,
     /// Shows what happens to each request from now on (shows what others ask).
-    Trace {
-        /// Which events are wanted; absent for all.
-        only: Option<Filter>,
-        /// When it ends; absent: with the connection.
-        for_ms: Option<Millis>,
-        /// Whether the programs in the kernel report their packets, too (changes the programs).
-        #[serde(default, skip_serializing_if = "is_default")]
-        kernel: bool,
-    },
+    Trace(TraceRequest),
     /// What is logged.
     LogLevel {
         /// What to log from now on (changes the daemon); absent for a look.
@@ -110,6 +102,19 @@ impl Request {
             _ => false,
         }
     }
+}
+
+/// What to trace.
+#[skip_serializing_none]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct TraceRequest {
+    /// Which events are wanted; absent for all.
+    pub only: Option<Filter>,
+    /// When it ends; absent: with the connection.
+    pub for_ms: Option<Millis>,
+    /// Whether the programs in the kernel report their packets, too (changes the programs).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub kernel: bool,
 }
 
 /// The form of the metrics.

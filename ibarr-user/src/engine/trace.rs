@@ -23,7 +23,7 @@ use tracing::info;
 use super::Engine;
 use crate::bpf::{self, Seen};
 use crate::control::messages::{
-    Body, Failure, FailureKind, Millis, Response, TraceEnd, Traced, Tracing,
+    Body, Failure, FailureKind, Response, TraceEnd, TraceRequest, Traced, Tracing,
 };
 use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{self, RouteAnswer};
@@ -34,14 +34,6 @@ const ROOM: Room = Room { all: 8, of_user: 4 };
 /// Those that watch.
 #[derive(Default)]
 pub(super) struct Tracers(Vec<Tracer>);
-
-/// What a tracer asks for.
-#[derive(Clone, Copy)]
-pub(super) struct Wanted {
-    pub(super) only: Option<Filter>,
-    pub(super) time: Option<Millis>,
-    pub(super) packets: bool,
-}
 
 struct Tracer {
     user: User,
@@ -137,12 +129,12 @@ impl Tracer {
 }
 
 impl Engine {
-    /// Begins a trace. It ends after `time`, with its connection, or with the daemon.
+    /// Begins a trace. It ends after the time in the request, with its connection, or with the daemon.
     pub(super) fn begin_trace(
         &mut self,
         now: Instant,
         user: User,
-        wanted: Wanted,
+        TraceRequest { only, for_ms, kernel }: TraceRequest,
         events: Option<mpsc::Sender<Response>>,
         end: oneshot::Sender<Response>,
     ) {
@@ -156,12 +148,11 @@ impl Engine {
             // The caller may have disconnected.
             return drop(end.send(Failure { kind: FailureKind::Overloaded, message }.into()));
         };
-        let Wanted { only, time, packets } = wanted;
-        let tracing = Tracing { at: now, only, for_ms: time };
+        let tracing = Tracing { at: now, only, for_ms };
         // There is room for the first one, unless the caller has disconnected.
         drop(events.try_send(Body::Tracing { tracing }.into()));
-        let ends_at = time.map(|time| now + Duration::from(time));
-        let packets = if packets { Packets::Wanted } else { Packets::Unwanted };
+        let ends_at = for_ms.map(|time| now + Duration::from(time));
+        let packets = if kernel { Packets::Wanted } else { Packets::Unwanted };
         let tracer =
             Tracer { user, only, packets, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
         self.tracers.0.push(tracer);

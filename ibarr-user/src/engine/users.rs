@@ -15,7 +15,6 @@ use super::Engine;
 use super::asks::Asks;
 use super::pages::{Asked, Pages};
 use super::paths::PathAsks;
-use super::trace::Wanted;
 use crate::control::messages::{Body, Failure, FailureKind, Lookup, Request, Response, Target};
 use crate::control::server::Ask;
 
@@ -60,9 +59,8 @@ impl Engine {
                 Body::Done { done: format!("{forgotten} addresses and {paths} paths forgotten") }
                     .into()
             }
-            Request::Trace { only, for_ms, kernel } => {
-                let wanted = Wanted { only, time: for_ms, packets: kernel };
-                return self.begin_trace(now, user, wanted, each, answer);
+            Request::Trace(request) => {
+                return self.begin_trace(now, user, request, each, answer);
             }
             Request::LogLevel { change } => self.log_level(now, change.as_ref()),
         };
