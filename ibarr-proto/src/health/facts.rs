@@ -40,8 +40,8 @@ pub struct Facts {
     pub kernel_silent: Option<String>,
     /// See [`LocalService::refusal`](local_service::LocalService::refusal).
     pub answers_refused: Option<i32>,
-    /// The outcome of nudges.
-    pub nudging: Nudging,
+    /// Why the last nudge failed, if nudges are on.
+    pub nudges_fail: Option<String>,
     /// Other processes that receive the kernel's requests. Their names have no control characters.
     pub listeners: Vec<Listener>,
     /// Datagrams that policy rules divert.
@@ -76,16 +76,6 @@ pub struct Facts {
     pub acm: bool,
     /// Counts that rise only while something is wrong, since the start.
     pub counted: Vec<(Cause, u64)>,
-}
-
-/// The outcome of the last nudge.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub enum Nudging {
-    /// It worked, or there was none, or nudges are off.
-    #[default]
-    Works,
-    /// It failed, for this reason.
-    Fails(String),
 }
 
 /// Another process with a socket in the group to which the kernel sends requests.

@@ -23,7 +23,7 @@ use ibarr_common::Instant;
 use crate::local_view::InterfaceName;
 use crate::paths::PortName;
 
-pub use self::facts::{Facts, Listener, Missing, Nudging, Port, Programs, Served, Socket};
+pub use self::facts::{Facts, Listener, Missing, Port, Programs, Served, Socket};
 use self::rules::Finding;
 
 /// The health of a daemon, see the [module](self).

@@ -7,7 +7,7 @@ use std::fmt::Display;
 
 use ibarr_common::Instant;
 
-use super::facts::{Facts, Listener, Missing, Nudging, Port, Programs, Served, Socket};
+use super::facts::{Facts, Listener, Missing, Port, Programs, Served, Socket};
 use super::{Cause, HOLD, State, Subsystem};
 use crate::ip2gid::Family;
 use crate::local_view::rules::{Datagrams, Diverted};
@@ -177,7 +177,7 @@ fn kernel(found: &mut Found, facts: &Facts) {
         let why = format!("the kernel refuses our answers: {what} (errno {})", -errno);
         found.failed(of, Cause::AnswersRefused, why, remedy);
     }
-    if let Nudging::Fails(failure) = &facts.nudging {
+    if let Some(failure) = &facts.nudges_fail {
         found.degraded(
             of,
             Cause::NudgesFail,

@@ -112,10 +112,7 @@ fn faults() -> Vec<(Facts, &'static str)> {
         ),
         (Facts { kernel_silent: some(), ..f() }, "kernel: kernel-silent: failed"),
         (Facts { answers_refused: Some(-1), ..f() }, "kernel: answers-refused: failed"),
-        (
-            Facts { nudging: Nudging::Fails("no IPv6".to_owned()), ..f() },
-            "kernel: nudges-fail: degraded",
-        ),
+        (Facts { nudges_fail: Some("no IPv6".to_owned()), ..f() }, "kernel: nudges-fail: degraded"),
         (
             Facts { listeners: vec![Listener { pid: Some(7), name: "ibacm".to_owned() }], ..f() },
             "kernel: other-listener: degraded",

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::sa::Answer;
-use ibarr_proto::health::{Cause, Facts, HOLD, Nudging, Programs, SELDOM, Served};
+use ibarr_proto::health::{Cause, Facts, HOLD, Programs, SELDOM, Served};
 use ibarr_proto::responder;
 use ibarr_proto::sa::Counter;
 
@@ -58,7 +58,7 @@ impl Daemon {
     fn facts(&self, machine: &Machine, lease: Duration) -> Facts {
         let mut facts = Facts::of(self.core.node());
         let view = self.core.node().view();
-        facts.nudging = self.monitor.nudging.clone();
+        facts.nudges_fail.clone_from(&self.monitor.nudges_fail);
         (facts.programs, facts.served) = match (&machine.programs, &self.responder) {
             (None, _) => (Programs::Unwanted, Vec::new()),
             (Some(_), None) => (Programs::Absent("not loaded yet".to_owned()), Vec::new()),
@@ -206,7 +206,7 @@ impl World {
         add(Cause::PortDown, network.ipoib().is_some_and(|link| !link.up));
         add(Cause::NoGid, !network.is_up() || network.addresses().is_empty());
         add(Cause::ViewUnknown, machine.troubles.has(now, Trouble::RtnetlinkLoses));
-        add(Cause::NudgesFail, daemon.monitor.nudging != Nudging::Works);
+        add(Cause::NudgesFail, daemon.monitor.nudges_fail.is_some());
         if let Some(programs) = &machine.programs {
             let lease = self.weather.responder.lease;
             let left = programs.lease_end().since(now);

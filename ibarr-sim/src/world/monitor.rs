@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::health::{Cause, Event, Facts, Health, Nudging, State};
+use ibarr_proto::health::{Cause, Event, Facts, Health, State};
 use ibarr_proto::local_service::Nudged;
 use ibarr_proto::sa::Shut;
 
@@ -22,7 +22,7 @@ pub(super) struct Monitor {
     health: Health,
     bug: Option<Bug>,
     pub(super) started: Instant,
-    pub(super) nudging: Nudging,
+    pub(super) nudges_fail: Option<String>,
     pub(super) deaf: Option<Deaf>,
     /// The daemon's port or SA has changed while the SA was silent, and it has not answered since.
     pub(super) unproven: Option<Unproven>,
@@ -70,7 +70,7 @@ impl Monitor {
             health: Health::default(),
             bug,
             started: now,
-            nudging: Nudging::Works,
+            nudges_fail: None,
             deaf: None,
             unproven: None,
             spells: BTreeMap::new(),
@@ -92,9 +92,9 @@ impl Monitor {
 
     /// A nudge was made.
     pub(super) fn nudges(&mut self, nudged: Nudged) {
-        self.nudging = match nudged {
-            Nudged::Failed => Nudging::Fails("no right".to_owned()),
-            Nudged::Done => Nudging::Works,
+        self.nudges_fail = match nudged {
+            Nudged::Failed => Some("no right".to_owned()),
+            Nudged::Done => None,
             Nudged::Postponed => return,
         };
     }

@@ -5,9 +5,7 @@
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::health::{
-    self, Cause, Event, Facts, Listener, Missing, Nudging, Programs, Served, Socket,
-};
+use ibarr_proto::health::{self, Cause, Event, Facts, Listener, Missing, Programs, Served, Socket};
 use ibarr_proto::ip2gid::server;
 use ibarr_proto::responder::{self, BY_DECISION};
 use nix::unistd::geteuid;
@@ -95,17 +93,13 @@ impl Engine {
         }
         facts.counted.extend(self.counted());
         let group = self.control.access.group();
+        let nudge = self.kernel.nudges().last().filter(|_| self.config.local_service.nudge);
         Facts {
             refused_reload: self.reloads.failed().map(|failed| failed.message.clone()),
             slow_reload: self.reloads.slow(now),
             settings: self.config.warnings(),
             kernel_silent: self.local_service_status().blocked,
-            nudging: match self.kernel.nudges().last() {
-                Some(Err(failure)) if self.config.local_service.nudge => {
-                    Nudging::Fails(failure.clone())
-                }
-                _ => Nudging::Works,
-            },
+            nudges_fail: nudge.and_then(|last| last.clone().err()),
             listeners: self.kernel.socket().listeners().into_iter().map(printable).collect(),
             programs: self.programs(),
             served: self.served(),
