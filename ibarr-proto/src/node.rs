@@ -46,16 +46,15 @@ pub struct Node<R> {
 
 /// The configuration.
 #[derive(Clone, Debug, Default)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Config {
     /// For the local view.
     pub view: local_view::Config,
     /// The sources whose queries are answered.
     pub allow: Prefixes,
-    /// For the client.
     pub client: client::Config,
     /// For the kernel's side.
     pub local_service: local_service::Config,
-    /// For path requests.
     pub paths: paths::Config,
     /// For the ACM service.
     pub acm: acm::Config,

@@ -94,6 +94,7 @@ struct Wanted {
 
 /// An input of the resolver, or of a core that it connects.
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
     /// An event of the client's sockets, routes or datagrams.
     Client(client::Input<'a>),
@@ -103,31 +104,22 @@ pub enum Input<'a> {
     Paths(paths::Input<'a>),
     /// A user of this node asks for a path. One [`Event::PathAnswered`] follows, at the latest at the
     /// deadline of the request, or a moment after its arrival if there is no room.
-    ResolvePath {
-        /// The user.
-        user: User,
-        /// The request.
-        request: PathRequest,
-    },
+    ResolvePath { user: User, request: PathRequest },
     /// A user of this node asks for a GID. One [`Event::Answered`] follows, at once if the local view
     /// or the cache has the answer and the user has room in its share.
     Resolve {
-        /// The user.
         user: User,
         /// Repeated in the answer.
         id: UserRequest,
-        /// The question.
         question: Question,
         /// When the caller stops waiting.
         deadline: Instant,
     },
     /// The same past the cache: the peer is asked, unless the address is of this node.
     ResolveFresh {
-        /// The user.
         user: User,
         /// Repeated in the answer.
         id: UserRequest,
-        /// The question.
         question: Question,
         /// When the caller stops waiting.
         deadline: Instant,
@@ -149,21 +141,12 @@ pub struct PathRequest {
 
 /// An event for the driver.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Event {
     /// The answer to a request; each request gets exactly one.
-    Answered {
-        /// The request.
-        id: UserRequest,
-        /// The result.
-        outcome: Outcome,
-    },
+    Answered { id: UserRequest, outcome: Outcome },
     /// The answer to a path request; each request gets exactly one.
-    PathAnswered {
-        /// The request.
-        id: UserRequest,
-        /// The result.
-        outcome: paths::Outcome,
-    },
+    PathAnswered { id: UserRequest, outcome: paths::Outcome },
     /// The driver is to open or close a socket of the client.
     Socket(SocketEvent),
 }
@@ -175,12 +158,10 @@ impl<R: CryptoRng + SeedableRng> Random for R {}
 
 /// The cores that the resolver connects.
 #[derive(Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Cores<R> {
-    /// Asks peers.
     pub client: Client<R>,
-    /// Asks subnet administrators.
     pub paths: Paths<R>,
-    /// Answers the kernel.
     pub local_service: LocalService,
     /// What happens to each request, if that is traced.
     pub trace: Trace,

@@ -32,10 +32,9 @@ ibarr_common::words! {
 
 /// The limits of users' requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Limits {
-    /// Requests in progress.
     pub under_way: Room,
-    /// Requests that wait.
     pub waiting: Room,
     /// Requests of a user that are admitted each second.
     pub rate: u32,

@@ -142,7 +142,6 @@ mod tests {
 
     const NOW: Instant = Instant::from_nanos(1);
 
-    /// Records the calls.
     #[derive(Default)]
     struct Recorder {
         inputs: Vec<Handled>,

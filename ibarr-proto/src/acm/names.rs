@@ -268,7 +268,6 @@ impl Names {
         flight.waiters
     }
 
-    /// Forgets all addresses.
     pub(super) fn forget(&mut self) {
         self.remembered.clear();
         self.by_expiry.clear();

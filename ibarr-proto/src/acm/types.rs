@@ -48,10 +48,10 @@ pub struct ClientId(pub u64);
 
 /// An input of the service.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
     /// A user has connected. If there is no room, [`Output::Close`] follows for it, or for one that gives way.
     Connected {
-        /// The connection.
         client: ClientId,
         /// Its user, as the kernel says.
         user: User,
@@ -59,37 +59,25 @@ pub enum Input<'a> {
     /// A client has sent a message. One [`Output::Reply`] or [`Output::Close`] follows, and the driver reads
     /// nothing from the client until then.
     Message {
-        /// The client.
         client: ClientId,
         /// The bytes, as many as [`length`](ibarr_common::wire::acm::length) says, or bytes of which it says that
         /// they are no message.
         bytes: &'a [u8],
     },
     /// A client has sent a part of a message. [`Output::Close`] follows if the rest does not come.
-    Part {
-        /// The client.
-        client: ClientId,
-    },
+    Part { client: ClientId },
     /// A client has closed its connection.
-    Gone {
-        /// The client.
-        client: ClientId,
-    },
+    Gone { client: ClientId },
     /// A client has not read its reply, or has already gone, and its connection is closed.
-    NotTaken {
-        /// The client.
-        client: ClientId,
-    },
+    NotTaken { client: ClientId },
     /// The answer to [`Output::Route`].
     Source {
-        /// The search.
         lookup: LookupId,
         /// The address from which this node sends to the target; `None` if it has no route.
         source: Option<IpAddr>,
     },
     /// The answer to [`Output::LookUp`].
     Addresses {
-        /// The name.
         name: Name,
         /// Its addresses, the preferred ones first; none if the resolver knows none.
         addresses: &'a [IpAddr],
@@ -100,28 +88,20 @@ pub enum Input<'a> {
 
 /// A question for another core.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Ask {
     /// The GID of an address of this node.
-    Source {
-        /// The search.
-        id: LookupId,
-        /// The address.
-        source: IpAddr,
-    },
+    Source { id: LookupId, source: IpAddr },
     /// The GID of any address.
     Gid {
-        /// The search.
         id: LookupId,
         /// The user of the client.
         user: User,
-        /// The address.
         question: Question,
         /// When the client stops waiting.
         deadline: Instant,
     },
-    /// A path.
     Path {
-        /// The search.
         id: LookupId,
         /// The user of the client.
         user: User,
@@ -135,11 +115,8 @@ pub enum Ask {
         /// When the client stops waiting.
         deadline: Instant,
     },
-    /// An endpoint.
     Endpoint {
-        /// The search.
         id: LookupId,
-        /// Which one.
         which: Which,
         /// Whether its addresses are wanted, too.
         has_addresses: bool,
@@ -174,19 +151,16 @@ impl Ask {
 
 /// An action for the driver.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Output {
     /// Find the source address of packets to a target.
     Route {
-        /// The search.
         id: LookupId,
-        /// The target.
         target: IpAddr,
     },
     /// Find the addresses of a name. [`Input::Addresses`] follows, however long that takes.
     LookUp(Name),
-    /// Send a reply.
     Reply(Transmit),
-    /// Close a connection.
     Close(ClientId),
 }
 

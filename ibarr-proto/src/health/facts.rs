@@ -110,10 +110,9 @@ pub enum Programs {
 
 /// An interface on which peers are answered.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Served {
-    /// Its name.
     pub interface: InterfaceName,
-    /// Its program.
     pub program: State,
 }
 
@@ -143,10 +142,9 @@ pub struct Port {
 
 /// What is missing for asking a subnet administrator.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Missing {
-    /// The link.
     Down,
-    /// The subnet manager.
     SubnetManager,
     /// The umad device, for this reason if it is known.
     Umad(Option<String>),

@@ -251,27 +251,25 @@ impl Cause {
 
 /// A subsystem in [`Health::report`].
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Report<'a> {
-    /// The subsystem.
     pub subsystem: Subsystem,
     /// Its state: the worst of its reasons.
     pub state: State,
     /// Since when it has this state.
     pub since: Instant,
-    /// Its reasons.
     pub reasons: Vec<(Cause, &'a Reason)>,
 }
 
 /// What is wrong with a subsystem, or could be better.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Reason {
     /// What it makes of the subsystem.
     pub state: State,
     /// When it was first seen.
     pub since: Instant,
-    /// What is wrong.
     pub why: String,
-    /// What to do.
     pub remedy: String,
     counts: bool,
 }

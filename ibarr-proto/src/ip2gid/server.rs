@@ -137,16 +137,15 @@ impl Server {
 /// A UDP datagram that arrived at the server's port. Its addresses are never IPv4-mapped IPv6,
 /// because each socket has one family.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Received<'a> {
     /// Its source address and port.
     pub from: SocketAddr,
-    /// Its destination address.
     pub to: IpAddr,
     /// The interface on which it arrived.
     pub ingress: IfIndex,
     /// Whether this host certainly sent it to itself.
     pub is_local: bool,
-    /// Its payload.
     pub payload: &'a [u8],
 }
 

@@ -87,7 +87,6 @@ enum Last {
     Done,
     Failed,
     UnderWay {
-        /// Its purpose.
         why: Why,
         /// Whether the nudge before it failed.
         after_failure: bool,

@@ -120,6 +120,7 @@ pub const REPEAT_AFTER: Duration = Duration::from_millis(2);
 
 /// An event for the core.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
     /// The driver has opened a socket to the kernel.
     Opened {
@@ -130,11 +131,9 @@ pub enum Input<'a> {
     },
     /// The socket is lost.
     Closed,
-    /// A datagram arrived.
     Datagram {
         /// The sender by the socket address, not by the contents.
         sender: Sender,
-        /// The received bytes.
         bytes: &'a [u8],
         /// Whether the datagram was longer than `bytes`.
         cut: bool,
@@ -199,6 +198,7 @@ ibarr_common::words! {
 
 /// An event for the resolver.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Event {
     /// A search for an answer is to begin. The resolver calls `answered` at its end.
     Wanted {
@@ -216,12 +216,10 @@ pub enum Event {
     Unwanted {
         /// The number of the search.
         flight: FlightId,
-        /// The question.
         question: Question,
     },
     /// A request is dropped without an answer. Only a trace needs to know.
     Dropped {
-        /// The question.
         question: Question,
         /// When the kernel first asked.
         asked_at: Instant,
@@ -240,7 +238,6 @@ pub enum Event {
     PathWanted {
         /// The number of the search.
         flight: PathFlightId,
-        /// The request.
         request: ResolvePath,
         /// Long enough before the kernel's time-out that the answer is in time.
         deadline: Instant,

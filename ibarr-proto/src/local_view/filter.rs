@@ -116,10 +116,9 @@ impl fmt::Display for Pattern {
 
 /// A GID that the configuration gives to an address (`[[static-gid]]`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct StaticGid {
-    /// The address.
     pub ip: IpAddr,
-    /// Its GID.
     pub gid: Gid,
 }
 
@@ -156,31 +155,22 @@ impl StaticGids {
 
 /// Error: an illegal configuration of the local view.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum ConfigError {
     /// No interface can have this name.
     #[error(
         "interface {pattern:?}: write 1 to 127 characters without white space, / or :, where * \
          stands for any number of them and ? for one"
     )]
-    Pattern {
-        /// The configured pattern.
-        pattern: String,
-    },
-    /// Too many patterns.
+    Pattern { pattern: String },
     #[error("more than {} interfaces listed: use a glob", InterfaceFilter::MAX_PATTERNS)]
     TooManyPatterns,
     /// No peer can ask for this address.
     #[error("static GID for {ip}: write a unicast address that an interface of this machine has")]
-    StaticAddress {
-        /// The address.
-        ip: IpAddr,
-    },
+    StaticAddress { ip: IpAddr },
     /// An address has two GIDs.
     #[error("static GID for {ip}: given twice, remove one")]
-    StaticTwice {
-        /// The address.
-        ip: IpAddr,
-    },
+    StaticTwice { ip: IpAddr },
 }
 
 #[cfg(test)]

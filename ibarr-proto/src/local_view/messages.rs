@@ -166,18 +166,15 @@ pub enum NotServed {
 
 /// An interface in reports.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Interface {
-    /// Its index.
     pub ifindex: IfIndex,
-    /// Its name.
     pub name: InterfaceName,
-    /// Its type.
     pub link_type: LinkType,
     /// The VRF that it is in.
     pub vrf: Option<IfIndex>,
     /// The GID that it serves, or the reason why it serves none.
     pub gid: Result<Gid, NotServed>,
-    /// Its addresses.
     pub addresses: Vec<AddressStatus>,
 }
 

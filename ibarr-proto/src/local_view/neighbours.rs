@@ -99,12 +99,10 @@ impl State {
 
 /// A neighbour that can be sent to.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Neighbour {
-    /// The ifindex.
     pub ifindex: IfIndex,
-    /// The IP address.
     pub address: IpAddr,
-    /// The hardware address.
     pub hwaddr: IpoibHwAddr,
 }
 

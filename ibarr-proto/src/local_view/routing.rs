@@ -44,21 +44,19 @@ pub const MAX_LISTED_ROUTES: usize = 4 * MAX_ROUTES;
 
 /// A route of the main table as in `RTM_NEWROUTE`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Route {
-    /// The destinations.
     pub prefix: IpNet,
     /// `RTA_PRIORITY`: among routes of a prefix, the lowest wins.
     pub metric: u32,
-    /// The outgoing interface.
     pub way: Way,
 }
 
 /// The outgoing interface of a route.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Way {
-    /// One interface.
     By {
-        /// The ifindex.
         ifindex: IfIndex,
         /// One of its gateways, if there is any.
         gateway: Option<IpAddr>,
@@ -101,12 +99,11 @@ pub enum NoWayBack {
 
 /// A prefix, and the route of a served interface to it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct RouteBack {
-    /// The ifindex.
     pub ifindex: IfIndex,
     /// The destinations. A longer prefix overrides a shorter one.
     pub prefix: IpNet,
-    /// The route.
     pub via: Via,
 }
 

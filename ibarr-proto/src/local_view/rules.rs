@@ -34,15 +34,14 @@ pub struct Traffic(pub [(u32, u32); 4]);
 
 /// The packets that a policy rule matches, but for [`Traffic`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Selects {
-    /// All packets.
     All,
     /// Packets that arrived on an interface (`FRA_IIFNAME` other than lo) or have a mark
     /// (`FRA_FWMARK` other than 0); those of this node never do.
     NotOurs,
     /// The rule of VRFs (`FRA_L3MDEV`).
     Vrf,
-    /// Other packets.
     Some,
 }
 
@@ -66,10 +65,9 @@ pub enum Action {
 
 /// The datagrams of a daemon.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Datagrams {
-    /// Queries to peers.
     Queries,
-    /// Replies to peers.
     Replies,
 }
 

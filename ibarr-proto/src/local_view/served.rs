@@ -9,18 +9,16 @@ use super::{AltNames, HwAddr, InterfaceName};
 
 /// An interface on which the kernel answers peers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Served {
-    /// Its index.
     pub ifindex: IfIndex,
     /// The current name.
     pub name: InterfaceName,
-    /// Its other names.
     pub altnames: AltNames,
     /// The VRF that it is in.
     pub vrf: Option<InterfaceName>,
     /// The kind of header of its frames.
     pub header: LinkHeader,
-    /// Its hardware address.
     pub hwaddr: HwAddr,
     /// Whether the kernel answers queries over IPv4.
     pub ipv4: WayBack,

@@ -10,12 +10,11 @@ use super::LinkHeader;
 
 /// A network device as in `RTM_NEWLINK`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Link {
-    /// Its index.
     pub ifindex: IfIndex,
     /// The current name; a device can be renamed.
     pub name: InterfaceName,
-    /// Its other names.
     pub altnames: AltNames,
     /// `ifi_type`.
     pub link_type: LinkType,

@@ -48,7 +48,6 @@ pub(super) struct Key {
     pub(super) flags: u8,
 }
 
-/// A remembered answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Remembered {
     /// `None` for "no such path".
@@ -186,7 +185,6 @@ impl Cache {
         self.by_expiry.first().map(|&(at, _)| at)
     }
 
-    /// Drops expired answers.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some(&(at, slot)) = self.by_expiry.first()
             && at <= now

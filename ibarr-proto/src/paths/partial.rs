@@ -13,23 +13,19 @@ use super::{Paths, PortFacts, PortName, Sought};
 
 /// A destination, and the parts of the question that the user chose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Partial {
-    /// The source port.
     pub port: Option<PortName>,
-    /// Destination GID.
     pub dgid: Gid,
-    /// Source GID.
     pub sgid: Option<Gid>,
-    /// The P_Key.
     pub pkey: Option<PKey>,
 }
 
 /// A complete question, and why its port was chosen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Chosen {
-    /// The source port.
     pub port: PortName,
-    /// The question.
     pub question: PathQuestion,
     /// The first of the reasons that apply.
     pub why: Choice,

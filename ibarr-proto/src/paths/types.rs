@@ -247,6 +247,7 @@ impl From<PathQuery> for Sought {
 
 /// An input of the path resolution.
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
     /// A port exists, or has changed.
     Port {
@@ -258,31 +259,19 @@ pub enum Input<'a> {
         facts: PortFacts,
     },
     /// A port no longer exists.
-    PortGone {
-        /// The port.
-        port: PortIndex,
-    },
+    PortGone { port: PortIndex },
     /// The kernel reported an event of a port. Its new state follows as [`Self::Port`].
-    Happened {
-        /// The port.
-        port: PortIndex,
-        /// The event.
-        event: PortEvent,
-    },
+    Happened { port: PortIndex, event: PortEvent },
     /// Whether [`Self::Happened`] follows events of a port; `false` at first.
     Hearing {
-        /// The port.
         port: PortIndex,
         /// Whether events are received.
         heard: bool,
     },
-    /// A MAD arrived.
     Mad {
-        /// At this port.
         port: PortIndex,
         /// From the port with this LID.
         from: Option<Lid>,
-        /// Its bytes.
         mad: &'a [u8],
     },
     /// The kernel returned a MAD that was not answered.
@@ -323,10 +312,9 @@ impl PortEvent {
 
 /// The answer to a request. Each request gets exactly one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Answered {
-    /// The request.
     pub id: RequestId,
-    /// The result.
     pub outcome: Outcome,
     /// The kernel, which has asked, is to ask the SA itself.
     pub is_left_to_kernel: bool,

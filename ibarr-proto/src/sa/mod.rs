@@ -129,7 +129,6 @@ struct Flight {
     deadline: Instant,
     /// Its last MAD, unless the flight waits for its turn.
     in_air: Option<Transaction>,
-    /// Its last MADs.
     sent: Vec<Transaction>,
     /// Number of lost MADs.
     lost: u32,

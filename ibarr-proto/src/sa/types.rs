@@ -61,25 +61,21 @@ impl Config {
 
 /// An event for the client.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
     /// A port has a new SA, has it at another place, or has none any more.
     Sa {
-        /// The port.
         port: PortIndex,
         /// The SA; `None` if the port has none.
         sa: Option<Sa>,
     },
     /// There is a sign of life of the subnet manager of a port: if its SA was silent, it may be
     /// back.
-    MayBeBack {
-        /// The port.
-        port: PortIndex,
-    },
+    MayBeBack { port: PortIndex },
     /// A caller asks. One [`poll_event`](super::Client::poll_event) follows, at the latest at the deadline.
     Ask(Ask),
     /// Another caller waits for a question.
     Join {
-        /// The question.
         id: QuestionId,
         /// The priority of this caller.
         rank: Rank,
@@ -90,11 +86,9 @@ pub enum Input<'a> {
     /// question went to, wherever the SA is by now: an answer of the last SA shortly after a move
     /// counts, an answer of any other port of the subnet does not.
     Mad {
-        /// The local port.
         port: PortIndex,
         /// LID of the sending port.
         from: Option<Lid>,
-        /// Its bytes.
         mad: &'a [u8],
     },
     /// The kernel returned a MAD that was not answered. This does not hasten the resend: without an
@@ -107,14 +101,13 @@ pub enum Input<'a> {
 
 /// A question of a caller.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Ask {
     /// Repeated in the answer.
     pub id: QuestionId,
     /// The port whose SA is asked.
     pub port: PortIndex,
-    /// The question.
     pub question: Question,
-    /// Its priority.
     pub rank: Rank,
     /// When the caller stops waiting.
     pub deadline: Instant,
@@ -150,14 +143,12 @@ pub struct Sa {
 
 /// A MAD to send.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Transmit {
-    /// The sending port.
     pub port: PortIndex,
-    /// The destination.
     pub sa: Sa,
     /// How long an answer is useful.
     pub timeout: Duration,
-    /// The MAD.
     pub mad: Mad,
     /// The ID that ties its answer to it.
     pub transaction: Transaction,
@@ -167,19 +158,17 @@ pub struct Transmit {
 
 /// The answer to a question. Each question gets exactly one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Answered {
-    /// The question.
     pub id: QuestionId,
-    /// The result.
     pub outcome: Outcome,
 }
 
 /// The result of a question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Outcome {
-    /// A path.
     Path(PathRecord),
-    /// The SA's capabilities.
     ClassPortInfo(ClassPortInfo),
     /// The SA refuses, and would refuse again.
     Refused(Refusal),

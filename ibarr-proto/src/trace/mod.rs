@@ -68,7 +68,6 @@ struct Chain {
     waiting: usize,
     /// Requests of the kernel whose search has failed and will be repeated.
     resting: usize,
-    /// Questions sent.
     sent: u32,
     /// The ties of the last questions.
     ties: VecDeque<Tie>,

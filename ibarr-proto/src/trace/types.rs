@@ -57,19 +57,12 @@ pub struct Event {
     derive(Deserialize, Serialize),
     serde(untagged)
 )]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Subject {
     /// The GID of an address.
-    Address {
-        /// The address.
-        ip: IpAddr,
-    },
+    Address { ip: IpAddr },
     /// A path between two GIDs, as far as they are known.
-    Path {
-        /// The source.
-        sgid: Option<Gid>,
-        /// The destination.
-        dgid: Option<Gid>,
-    },
+    Path { sgid: Option<Gid>, dgid: Option<Gid> },
 }
 
 /// A step of a request.
@@ -80,6 +73,7 @@ pub enum Subject {
     derive(Deserialize, Serialize),
     serde(tag = "step", rename_all = "kebab-case", rename_all_fields = "kebab-case")
 )]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Step {
     /// A request has arrived.
     Asked(Caller),
@@ -103,21 +97,18 @@ pub enum Step {
     },
     /// A query is sent to the peer.
     Query {
-        /// Its destination.
         to: SocketAddr,
         /// How many were sent in this chain, with this one.
         number: u32,
     },
     /// The kernel has refused to send a query.
     NotSent {
-        /// Its destination.
         to: SocketAddr,
         /// Why, for people.
         cause: String,
     },
     /// The peer has replied.
     Reply {
-        /// The sender.
         from: SocketAddr,
         /// `None` if it does not have the address.
         gid: Option<Gid>,
@@ -139,7 +130,6 @@ pub enum Step {
     },
     /// The subnet administrator is asked.
     Mad {
-        /// The sending port.
         port: PortName,
         /// LID of the subnet administrator.
         lid: Lid,
@@ -151,7 +141,6 @@ pub enum Step {
     },
     /// The subnet administrator has answered.
     MadAnswer {
-        /// The receiving port.
         port: PortName,
         /// LID of the sender.
         lid: Option<Lid>,
@@ -163,7 +152,6 @@ pub enum Step {
         /// The sender of the request.
         #[cfg_attr(feature = "serde", serde(flatten))]
         by: Caller,
-        /// The outcome.
         status: request::Status,
         /// The GID, if found.
         gid: Option<Gid>,
@@ -177,7 +165,6 @@ pub enum Step {
         /// The sender of the request.
         #[cfg_attr(feature = "serde", serde(flatten))]
         by: Caller,
-        /// The outcome.
         status: paths::Status,
         /// LID of the destination, or of the router to another subnet, if found.
         dlid: Option<Lid>,
@@ -199,7 +186,6 @@ pub enum Step {
     },
     /// A request of the kernel ends without an answer.
     Dropped {
-        /// Its cause.
         cause: local_service::Counter,
         /// Time since the request arrived.
         took_ms: Elapsed,
@@ -218,11 +204,9 @@ pub enum Step {
     },
     /// A BPF program has handled a packet that may be a query to this node.
     Packet {
-        /// The program.
         program: Program,
         /// The interface that the packet arrived on, or `#` and its index.
         interface: String,
-        /// The source address.
         from: IpAddr,
         /// What became of the packet.
         verdict: Verdict,
@@ -232,7 +216,6 @@ pub enum Step {
     },
     /// A peer has asked this node, and the daemon has answered, or dropped the query.
     Peer {
-        /// The peer.
         from: SocketAddr,
         /// The GID that it was told, if any.
         gid: Option<Gid>,
@@ -320,10 +303,9 @@ impl Outcome {
 
 /// Identifies a request. Those for addresses and for paths have numbers of their own.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Id {
-    /// For an address.
     Address(RequestId<FlightId>),
-    /// For a path.
     Path(RequestId<PathFlightId>),
 }
 

@@ -101,7 +101,6 @@ impl Local for View {
     }
 }
 
-/// A UDP datagram.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
     pub(crate) from: SocketAddr,

@@ -161,7 +161,6 @@ impl Cache {
         self.by_expiry.first().map(|&(at, _)| at)
     }
 
-    /// Drops expired answers.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some(&(expires_at, question)) = self.by_expiry.first()
             && expires_at <= now

@@ -127,17 +127,15 @@ impl Default for Config {
 
 /// Error: illegal settings.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum ConfigError {
     /// A time is outside its limits.
     #[error("{setting} = {value:?} is outside {least:?} to {most:?}")]
     Outside {
         /// Name of the setting.
         setting: &'static str,
-        /// The configured value.
         value: Duration,
-        /// The minimum.
         least: Duration,
-        /// The maximum.
         most: Duration,
     },
 }

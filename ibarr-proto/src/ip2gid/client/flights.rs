@@ -211,7 +211,6 @@ impl Flights {
         self.by_id.len().saturating_sub(self.settled)
     }
 
-    /// Number of flights.
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
     }

@@ -44,7 +44,6 @@ pub(super) struct Hops {
     limits: Limits,
 }
 
-/// Bounds and durations.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) hops: usize,

@@ -610,14 +610,11 @@ struct Request {
 
 /// The sizes of a client's tables.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Load {
-    /// Questions in flight.
     pub flights: usize,
-    /// Requests that wait.
     pub waiters: usize,
-    /// Next hops remembered.
     pub hops: usize,
-    /// Answers remembered.
     pub cached: usize,
 }
 

@@ -79,13 +79,13 @@ pub(super) struct Domain {
 
 /// An input of the client.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
     /// A caller asks for a GID. Exactly one [`Event::Answered`] follows, unless the request is
     /// cancelled.
     Resolve {
         /// Repeated in the answer.
         id: RequestId,
-        /// The question.
         question: Question,
         /// When the caller asked; earlier than now if the request was refused meanwhile.
         asked_at: Instant,
@@ -100,26 +100,20 @@ pub enum Input<'a> {
     ResolveFresh {
         /// Repeated in the answer.
         id: RequestId,
-        /// The question.
         question: Question,
         /// When the caller stops waiting.
         deadline: Instant,
     },
     /// The caller no longer wants the answer.
-    Cancel {
-        /// The request.
-        id: RequestId,
-    },
+    Cancel { id: RequestId },
     /// The answer to [`Output::Route`].
     Route {
-        /// The look-up.
         candidate: Candidate,
         /// The route; `None` if there is none.
         route: Option<Route>,
     },
     /// The answer to [`Output::Neighbour`].
     Neighbour {
-        /// The question.
         question: Question,
         /// The GID in the hardware address of the neighbour; `None` if there is no valid entry, or
         /// its interface is not IPoIB.
@@ -133,7 +127,6 @@ pub enum Input<'a> {
         from: SocketAddr,
         /// The interface on which it arrived.
         ingress: IfIndex,
-        /// Its payload.
         payload: &'a [u8],
     },
     /// ICMP reported "port unreachable" for a datagram that a socket of the client had sent. Any
@@ -148,20 +141,11 @@ pub enum Input<'a> {
     },
     /// The kernel has refused to send the last [`Output::Query`]. The schedule goes on, from another
     /// socket and by the next way.
-    NotSent {
-        /// Its payload.
-        query: &'a [u8],
-    },
+    NotSent { query: &'a [u8] },
     /// The driver has opened the socket of [`SocketEvent::Open`].
-    SocketOpened {
-        /// The socket.
-        socket: SocketId,
-    },
+    SocketOpened { socket: SocketId },
     /// The driver could not open the socket, or has lost an open one.
-    SocketFailed {
-        /// The socket.
-        socket: SocketId,
-    },
+    SocketFailed { socket: SocketId },
 }
 
 /// An action for the driver.
@@ -193,14 +177,10 @@ pub struct Transmit {
 
 /// An output of the client.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Event {
     /// The answer to a request.
-    Answered {
-        /// The request.
-        id: RequestId,
-        /// The result.
-        outcome: Outcome,
-    },
+    Answered { id: RequestId, outcome: Outcome },
     /// The driver is to open or close a socket.
     Socket(SocketEvent),
 }

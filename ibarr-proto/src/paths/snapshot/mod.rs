@@ -92,12 +92,11 @@ pub struct Identity {
 
 /// A path from the SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct KeptPath {
     /// Index of its port in [`Snapshot::ports`].
     pub port: u16,
-    /// The question.
     pub question: PathQuestion,
-    /// The answer.
     pub record: PathRecord,
     /// Remaining life when the snapshot began, in milliseconds.
     pub life: u32,
