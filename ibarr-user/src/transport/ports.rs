@@ -260,7 +260,7 @@ fn facts(dir: &Path) -> Option<PortFacts> {
     let state = text(&dir.join("state"))?;
     let table = |name: &'static str| {
         let indices: BTreeSet<u16> = names(&dir.join(name)).collect();
-        let entries = indices.into_iter().take(PortFacts::MAX_TABLE.into());
+        let entries = indices.into_iter().take(PortFacts::MAX_TABLE);
         entries
             .filter_map(move |index| Some((index, text(&dir.join(name).join(index.to_string()))?)))
     };
