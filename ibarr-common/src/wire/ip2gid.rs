@@ -232,12 +232,11 @@ impl fmt::Debug for Datagram {
 /// Layout of the first 12 bytes of every datagram, and of a whole negative reply.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct HeaderWire {
-    /// See [`Version`].
     pub version: u8,
     /// 0 when sent, ignored when read.
     pub reserved_1: [u8; 3],
-    /// See [`MsgId`].
     pub msg_id: U32,
     /// Number of TLVs that follow.
     pub num_tlvs: U16,

@@ -402,22 +402,17 @@ impl core::error::Error for Error {}
 /// Layout of the first 24 bytes of every MAD.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct HeaderWire {
     /// Always 1.
     pub base_version: u8,
-    /// See [`Class`].
     pub class: u8,
     /// Defined by the class.
     pub class_version: u8,
-    /// See [`Method`].
     pub method: u8,
-    /// See [`Status`].
     pub status: U16,
-    /// See [`Header::class_specific`].
     pub class_specific: U16,
-    /// See [`Tid`].
     pub tid: U64,
-    /// See [`AttributeId`].
     pub attribute: U16,
     /// 0 when sent, ignored when read.
     pub reserved: [u8; 2],

@@ -21,14 +21,12 @@ use crate::ib::{FlowLabel, Gid, Lid, Mtu, PKey, PacketLifeTime, PathRecord, Rate
 /// The parsed fields of a usable record. ibarr passes on the record itself; these fields are for
 /// code that has to interpret it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Fields {
-    /// Destination GID.
     pub dgid: Gid,
-    /// Source GID.
     pub sgid: Gid,
     /// Destination LID within this subnet: the port of `dgid`, or a router.
     pub dlid: Lid,
-    /// Source LID.
     pub slid: Lid,
     /// Flow label for routers.
     pub flow_label: FlowLabel,
@@ -38,13 +36,9 @@ pub struct Fields {
     pub tclass: u8,
     /// Whether the path can be used in the opposite direction too.
     pub reversible: bool,
-    /// The P_Key.
     pub pkey: PKey,
-    /// The service level.
     pub sl: Sl,
-    /// Maximum payload.
     pub mtu: Mtu,
-    /// Maximum injection rate.
     pub rate: Rate,
     /// Maximum time that a packet takes.
     pub life_time: PacketLifeTime,
@@ -104,24 +98,18 @@ impl Fields {
 /// Layout of a [`PathRecord`].
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct PathRecordWire {
-    /// See [`crate::ib::ServiceId`].
     pub service_id: U64,
-    /// See [`Fields::dgid`].
     pub dgid: [u8; 16],
-    /// See [`Fields::sgid`].
     pub sgid: [u8; 16],
-    /// See [`Fields::dlid`].
     pub dlid: U16,
-    /// See [`Fields::slid`].
     pub slid: U16,
     /// Raw traffic, flow label, hop limit.
     pub flow: U32,
-    /// See [`Fields::tclass`].
     pub tclass: u8,
     /// The upper bit is [`Fields::reversible`], the others are the number of paths requested.
     pub reversible_and_numb_path: u8,
-    /// See [`Fields::pkey`].
     pub pkey: U16,
     /// See [`crate::ib::QosClass`], [`Sl`].
     pub qos_and_sl: U16,

@@ -37,6 +37,7 @@ pub struct HeaderWire {
 /// Layout of PortCounters (§16.1.3.5).
 #[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct PortCountersWire {
     /// Reserved.
     pub reserved: u8,
@@ -74,9 +75,7 @@ pub struct PortCountersWire {
     pub sent_words: U32,
     /// Four-byte words received.
     pub received_words: U32,
-    /// Packets sent.
     pub sent_packets: U32,
-    /// Packets received.
     pub received_packets: U32,
     /// Ticks during which data waited to be sent.
     pub send_wait: U32,
@@ -85,6 +84,7 @@ pub struct PortCountersWire {
 /// Layout of PortCountersExtended (§16.1.4.11).
 #[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct PortCountersExtendedWire {
     /// Reserved.
     pub reserved: u8,
@@ -98,17 +98,11 @@ pub struct PortCountersExtendedWire {
     pub sent_words: U64,
     /// Four-byte words received.
     pub received_words: U64,
-    /// Packets sent.
     pub sent_packets: U64,
-    /// Packets received.
     pub received_packets: U64,
-    /// Unicast packets sent.
     pub sent_unicast: U64,
-    /// Unicast packets received.
     pub received_unicast: U64,
-    /// Multicast packets sent.
     pub sent_multicast: U64,
-    /// Multicast packets received.
     pub received_multicast: U64,
 }
 

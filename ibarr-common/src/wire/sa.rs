@@ -110,10 +110,9 @@ pub struct Response {
 
 /// The result of a question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Answer {
-    /// The path.
     Path(PathRecord),
-    /// The SA's capabilities.
     ClassPortInfo(ClassPortInfo),
     /// The SA refuses to answer.
     Refused(Refusal),

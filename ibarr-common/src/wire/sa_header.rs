@@ -11,10 +11,9 @@ use super::rmpp::RmppWire;
 /// Layout of the first 56 bytes of a MAD of this class.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct HeaderWire {
-    /// See [`mad`].
     pub mad: mad::HeaderWire,
-    /// See [`super::rmpp`].
     pub rmpp: RmppWire,
     /// SM_Key: proof that the sender is trusted.
     pub sm_key: U64,

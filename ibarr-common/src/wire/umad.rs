@@ -41,19 +41,15 @@ pub struct PKeyIndex(pub u16);
 
 /// A MAD to be sent to the general service interface of a port in our subnet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Send {
-    /// The sending agent.
     pub agent: AgentId,
-    /// The destination.
     pub to: Lid,
-    /// The service level.
     pub sl: Sl,
-    /// The partition.
     pub pkey_index: PKeyIndex,
     /// How long the kernel waits for the answer. It is sent in milliseconds, at least 1: with 0 the kernel
     /// does not recognize the answer.
     pub timeout: Duration,
-    /// The MAD.
     pub mad: Mad,
 }
 
@@ -171,8 +167,8 @@ pub const MAX_LEN: usize = HEADER_LEN + mad::LEN;
 /// Layout of `struct ib_user_mad_hdr`.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct HeaderWire {
-    /// See [`AgentId`].
     pub agent: native_endian::U32,
     /// 0, or an errno: no answer arrived.
     pub status: native_endian::U32,
@@ -188,7 +184,6 @@ pub struct HeaderWire {
     pub qkey: network_endian::U32,
     /// LID of the other end.
     pub lid: network_endian::U16,
-    /// See [`Sl`].
     pub sl: u8,
     /// Low bits of our own LID.
     pub path_bits: u8,
@@ -198,7 +193,6 @@ pub struct HeaderWire {
     pub gid: [u8; 16],
     /// Flow label, in the GRH.
     pub flow_label: network_endian::U32,
-    /// See [`PKeyIndex`].
     pub pkey_index: native_endian::U16,
     /// 0 when sent, ignored when read.
     pub reserved: [u8; 6],

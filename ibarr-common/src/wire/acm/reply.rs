@@ -74,14 +74,13 @@ pub struct Counters {
 
 /// A port with one of its P_Keys.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Endpoint {
     /// GUID of the device.
     pub device: Guid,
-    /// The port.
     pub port: u8,
     /// How many ports the device has.
     pub ports: u8,
-    /// The P_Key.
     pub pkey: PKey,
     /// Who serves it: `ibacmp` in ibacm.
     pub provider: Name,

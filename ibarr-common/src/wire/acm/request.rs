@@ -22,16 +22,15 @@ pub struct Request {
 
 /// A question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Ask {
     /// For the path to a destination.
     Resolve(Resolve),
-    /// For counters.
     Counters(Of),
     /// For an endpoint, a port with one of its P_Keys.
     Endpoint {
         /// Its number, from 1.
         index: u8,
-        /// The port.
         port: u8,
     },
 }

@@ -275,7 +275,6 @@ impl Emitted {
         }
     }
 
-    /// Appends an attribute.
     pub(super) fn push_attribute(&mut self, kind: u16, value: &(impl IntoBytes + Immutable)) {
         let length = size_of::<AttributeWire>() + size_of_val(value);
         let length = u16::try_from(length).unwrap_or(u16::MAX);
@@ -299,16 +298,14 @@ impl fmt::Debug for Emitted {
 /// Layout of `struct nlmsghdr`.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct HeaderWire {
     /// Length of the message in bytes, with this header and without padding at its end.
     pub length: U32,
-    /// See [`Kind`].
     pub kind: U16,
     /// `NLM_F_…`, `RDMA_NL_LS_F_ERR`.
     pub flags: U16,
-    /// See [`Seq`].
     pub seq: U32,
-    /// See [`PortId`].
     pub port_id: U32,
 }
 

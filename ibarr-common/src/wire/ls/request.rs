@@ -34,8 +34,8 @@ pub struct ResolveIp {
 /// Asks for a path from `sgid` to `dgid`. The kernel's caller gave the optional parts; they narrow
 /// the answer.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct ResolvePath {
-    /// The local device.
     pub device: DeviceName,
     /// The port on `device`.
     pub port: PortNum,
@@ -47,7 +47,6 @@ pub struct ResolvePath {
     pub dgid: Gid,
     /// The source of the path.
     pub sgid: Gid,
-    /// Traffic class.
     pub tclass: Option<u8>,
     /// The P_Key of the path.
     pub pkey: Option<PKey>,

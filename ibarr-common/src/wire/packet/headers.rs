@@ -10,16 +10,15 @@ use crate::ib::{Lid, PKey, Qpn, Sl};
 /// Layout of the local route header (IBA vol. 1 §7.7).
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct LrhWire {
     /// Virtual lane, 4 bits; link version, 4 bits.
     pub vl_version: u8,
     /// Service level, 4 bits; 2 reserved; link next header, 2 bits.
     pub sl_next: u8,
-    /// Destination LID.
     pub dlid: U16,
     /// 5 bits reserved; number of four-byte words up to the variant checksum, 11 bits.
     pub words: U16,
-    /// Source LID.
     pub slid: U16,
 }
 
@@ -70,6 +69,7 @@ impl LrhWire {
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq, Unaligned,
 )]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct GrhWire {
     /// IP version, 4 bits; traffic class, 8; flow label, 20.
     pub version_class_flow: U32,
@@ -79,9 +79,7 @@ pub struct GrhWire {
     pub next_header: u8,
     /// Number of routers that the packet may still pass.
     pub hop_limit: u8,
-    /// Source GID.
     pub sgid: [u8; 16],
-    /// Destination GID.
     pub dgid: [u8; 16],
 }
 
@@ -111,20 +109,18 @@ impl GrhWire {
 /// Layout of the base transport header (IBA vol. 1 §9.2).
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct BthWire {
     /// Transport and operation.
     pub opcode: u8,
     /// Solicited event, 1 bit; migration state, 1; bytes of padding, 2; transport version, 4.
     pub flags: u8,
-    /// The P_Key.
     pub pkey: U16,
     /// Congestion bits, else reserved. Not covered by the invariant checksum.
     pub reserved: u8,
-    /// Destination queue pair.
     pub destination: [u8; 3],
     /// Acknowledge request, 1 bit; 7 reserved.
     pub acknowledge: u8,
-    /// Packet sequence number.
     pub psn: [u8; 3],
 }
 
@@ -153,12 +149,11 @@ impl BthWire {
 /// Layout of the datagram extended transport header (IBA vol. 1 §9.3.2).
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct DethWire {
-    /// The Q_Key.
     pub qkey: U32,
     /// 0 when sent, ignored when read.
     pub reserved: u8,
-    /// Source queue pair.
     pub source: [u8; 3],
 }
 

@@ -40,12 +40,12 @@ const ICRC_LEN: usize = 4;
 
 /// A legal packet with parsed headers.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Packet<'a> {
     /// The virtual lane, 0 to 15; 15 is only for subnet management.
     pub vl: u8,
     /// Each hop maps it to a virtual lane.
     pub sl: Sl,
-    /// Destination LID.
     pub dlid: Lid,
     /// Source LID. `None` if the sending port has no LID yet.
     pub slid: Option<Lid>,
@@ -55,7 +55,6 @@ pub struct Packet<'a> {
     pub opcode: u8,
     /// The P_Key. `None` for a number that names no partition; QP 0 ignores it.
     pub pkey: Option<PKey>,
-    /// Destination queue pair.
     pub destination: Qpn,
     /// Source queue pair, if the packet is a datagram.
     pub source: Option<Qpn>,
@@ -183,24 +182,18 @@ pub fn route(packet: &mut [u8], slid: Lid, dlid: Lid) -> Option<()> {
 
 /// The headers of an unreliable datagram.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Datagram {
-    /// See [`Packet::vl`].
     pub vl: u8,
-    /// See [`Packet::sl`].
     pub sl: Sl,
-    /// See [`Packet::dlid`].
     pub dlid: Lid,
-    /// See [`Packet::slid`].
     pub slid: Option<Lid>,
     /// See [`Packet::grh`]. Its lengths are filled in.
     pub grh: Option<GrhWire>,
-    /// See [`Packet::pkey`].
     pub pkey: PKey,
-    /// See [`Packet::destination`].
     pub destination: Qpn,
     /// The receiving queue pair accepts only datagrams with its Q_Key. QP 0 ignores it.
     pub qkey: u32,
-    /// See [`Packet::source`].
     pub source: Qpn,
 }
 

@@ -254,10 +254,10 @@ const DIRECTION: u16 = 0x8000;
 /// Layout of an SMP.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct SmpWire {
     /// See [`mad`].
     pub header: mad::HeaderWire,
-    /// See [`Smp::m_key`].
     pub m_key: U64,
     /// 0xffff, or the LID where the directed route starts.
     pub dr_slid: U16,
@@ -265,7 +265,6 @@ pub struct SmpWire {
     pub dr_dlid: U16,
     /// Reserved.
     pub reserved: [u8; 28],
-    /// See [`Smp::data`].
     pub data: [u8; DATA_LEN],
     /// Exit ports, from index 1.
     pub initial_path: [u8; 64],

@@ -94,6 +94,7 @@ impl PhysicalState {
     Unaligned,
 )]
 #[repr(C)]
+#[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct PortInfoWire {
     /// The key that a manager must show to change anything; 0 for none.
     pub m_key: U64,
@@ -113,7 +114,6 @@ pub struct PortInfoWire {
     pub local_port: u8,
     /// Enabled link widths: bits for 1, 4, 8, 12 and 2 lanes.
     pub width_enabled: u8,
-    /// Supported link widths.
     pub width_supported: u8,
     /// The link width in use.
     pub width_active: u8,
@@ -160,7 +160,6 @@ pub struct PortInfoWire {
     pub max_credit_hint: U16,
     /// 8 bits reserved; LinkRoundTripLatency, 24.
     pub round_trip: U32,
-    /// More capabilities.
     pub capability_mask_2: U16,
     /// LinkSpeedExtActive, 4 bits; LinkSpeedExtSupported, 4.
     pub speed_ext_active: u8,
