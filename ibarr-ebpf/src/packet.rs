@@ -6,6 +6,8 @@
 //! A query has one length per family, without options, extension headers or fragments. A program
 //! therefore reads all of it at once, and every field has a fixed offset.
 
+#![expect(missing_docs, reason = "headers and fields have the names of the RFCs")]
+
 use core::net::IpAddr;
 
 use ibarr_common::IfIndex;
@@ -118,19 +120,15 @@ pub struct Ipv4Header {
     pub id: U16,
     /// Reserved, DF, MF, 13 bits of offset.
     pub fragment: U16,
-    /// Hop limit.
     pub ttl: u8,
     /// Protocol of the payload.
     pub protocol: u8,
     /// Checksum of the header.
     pub checksum: [u8; 2],
-    /// Source address.
     pub source: [u8; 4],
-    /// Destination address.
     pub destination: [u8; 4],
 }
 
-/// An IPv6 header.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Ipv6Header {
@@ -140,21 +138,15 @@ pub struct Ipv6Header {
     pub payload_length: U16,
     /// Protocol of the payload.
     pub next_header: u8,
-    /// Hop limit.
     pub hop_limit: u8,
-    /// Source address.
     pub source: [u8; 16],
-    /// Destination address.
     pub destination: [u8; 16],
 }
 
-/// A UDP header.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct UdpHeader {
-    /// Source port.
     pub source_port: U16,
-    /// Destination port.
     pub destination_port: U16,
     /// Length of header and payload in bytes.
     pub length: U16,
@@ -166,11 +158,8 @@ pub struct UdpHeader {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Ipv4Query {
-    /// Its IP header.
     pub ip: Ipv4Header,
-    /// Its UDP header.
     pub udp: UdpHeader,
-    /// Its payload.
     pub payload: Ipv4QueryWire,
 }
 
@@ -178,11 +167,8 @@ pub struct Ipv4Query {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Ipv4Reply {
-    /// Its IP header.
     pub ip: Ipv4Header,
-    /// Its UDP header.
     pub udp: UdpHeader,
-    /// Its payload.
     pub payload: PositiveReplyWire,
 }
 
@@ -190,11 +176,8 @@ pub struct Ipv4Reply {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Ipv6Query {
-    /// Its IP header.
     pub ip: Ipv6Header,
-    /// Its UDP header.
     pub udp: UdpHeader,
-    /// Its payload.
     pub payload: Ipv6QueryWire,
 }
 
@@ -202,11 +185,8 @@ pub struct Ipv6Query {
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Ipv6Reply {
-    /// Its IP header.
     pub ip: Ipv6Header,
-    /// Its UDP header.
     pub udp: UdpHeader,
-    /// Its payload.
     pub payload: PositiveReplyWire,
 }
 

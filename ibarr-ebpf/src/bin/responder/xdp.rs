@@ -49,7 +49,6 @@ fn respond_as<L: Link>(ctx: &XdpContext) -> u32 {
     }
 }
 
-/// A link header.
 trait Link: Copy {
     fn ethertype(&self) -> U16;
 
