@@ -85,14 +85,13 @@ pub struct ClientInfo {
 /// `struct sim_request`: a MAD either way.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Datagram {
     /// Destination LID: big-endian, in the first two bytes.
     pub dlid: [u8; 4],
     /// Source LID, in the same form.
     pub slid: [u8; 4],
-    /// Destination queue pair.
     pub dqp: Be32,
-    /// Source queue pair.
     pub sqp: Be32,
     /// An errno, if the request could not be delivered.
     pub status: Be32,
@@ -100,7 +99,6 @@ pub struct Datagram {
     pub padding: u32,
     /// Length of the MAD in bytes.
     pub length: Be64,
-    /// The MAD.
     pub mad: [u8; mad::LEN],
 }
 

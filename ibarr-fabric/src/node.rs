@@ -83,18 +83,15 @@ pub(crate) struct Port {
 
 /// The counters of a port (IBA vol. 1 §16.1.3.5).
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Counters {
     /// Sent words of four bytes, without checksums.
     pub sent_words: u64,
     /// Received words of four bytes.
     pub received_words: u64,
-    /// Sent packets.
     pub sent_packets: u64,
-    /// Received packets.
     pub received_packets: u64,
-    /// Sent multicast packets.
     pub sent_multicast: u64,
-    /// Received multicast packets.
     pub received_multicast: u64,
     /// Packets that could not be sent.
     pub send_discards: u64,

@@ -96,12 +96,11 @@ pub enum Input<'a> {
 
 /// An event for a host.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Event {
     /// The state of a host's port has changed.
     Port {
-        /// The port.
         port: PortId,
-        /// Its new state.
         config: PortConfig,
         /// Clients have to register anew with the subnet administrator.
         reregister: bool,

@@ -184,7 +184,6 @@ fn guids(port: u8, config: &PortConfig) -> ibtun::Guids {
     ibtun::Guids { port, reserved: 0, count, reserved2: 0, guid }
 }
 
-/// Appends a record.
 fn push_record(to: &mut Vec<u8>, port: PortNum, kind: u8, body: &[u8]) {
     let length = size_of::<ibtun::Record>() + body.len();
     let header = ibtun::Record {
