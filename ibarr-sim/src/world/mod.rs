@@ -129,7 +129,6 @@ enum What {
     HealthChecked,
     /// A program on the machine calls `rdma_resolve_addr`, or asks the daemon.
     Call(Id),
-    /// A fault begins.
     Fault(Fault),
     /// A daemon dies, and the next one starts.
     Dies(Id, u32, &'static str, bool),

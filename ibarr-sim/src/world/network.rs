@@ -49,7 +49,6 @@ impl Network {
         self.tells_neighbours = false;
     }
 
-    /// Loads the driver.
     pub(super) fn load(&mut self, gid: Gid) {
         self.links = links(gid);
     }

@@ -51,7 +51,6 @@ pub(super) struct Numbers {
 pub(super) const SUBNETS: usize = 3;
 
 impl Subnet {
-    /// All subnets.
     pub(super) fn all() -> [Self; SUBNETS] {
         [1, 2, 3].map(|prefix| Self {
             prefix,

@@ -59,7 +59,6 @@ impl Truth {
         }
     }
 
-    /// The current owner.
     pub(super) fn owner(&self, address: IpAddr) -> Option<Id> {
         let last = self.addresses.get(&address)?.last()?;
         last.until.is_none().then_some(last.machine)
