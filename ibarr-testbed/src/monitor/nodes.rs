@@ -29,7 +29,6 @@ use crate::umad::{Administrator, Port, Shown};
 /// A node under load.
 pub(super) struct Loaded {
     pub(super) node: Node,
-    /// Its subnet administrator.
     pub(super) administrator: Administrator,
     /// The content of its configuration.
     pub(super) config: String,

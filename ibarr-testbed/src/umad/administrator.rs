@@ -32,8 +32,7 @@ impl Administrator {
         Self { shared: Arc::new(shared), received: VecDeque::new() }
     }
 
-    /// The administrator.
-    pub fn sa(&self) -> MutexGuard<'_, StandIn> {
+    pub(crate) fn sa(&self) -> MutexGuard<'_, StandIn> {
         self.shared.sa.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

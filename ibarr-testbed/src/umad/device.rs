@@ -73,7 +73,6 @@ const MAD_HEADER: usize = 24;
 /// The agent of every connection.
 const AGENT: AgentId = AgentId(0);
 
-/// Listens at `path`.
 pub(super) fn listen_at(path: &Path) -> Result<UnixListener> {
     // A port before this one may have left its socket.
     let _ = fs::remove_file(path);

@@ -161,7 +161,6 @@ impl fmt::Display for Who {
 struct Way {
     address: &'static str,
     owners: [Interface; 2],
-    /// The owners' cables.
     cables: [&'static str; 2],
     learns: (Place, &'static str),
 }
@@ -401,7 +400,6 @@ impl Round {
     }
 }
 
-/// See the [module](self).
 fn no_more(ours: u32, others: u32) -> Result<()> {
     let (more, all) = (ours.saturating_sub(others), ours + others);
     ensure!(more * more <= 4 * all, "{ours} of ibarr, and {others}");

@@ -45,7 +45,6 @@ impl Report {
         println!("# figure: {figure}");
     }
 
-    /// Ends the report.
     pub(crate) fn end(self) -> ExitCode {
         println!("1..{}", self.claims);
         if self.failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -36,7 +36,6 @@ const PROGRAMS: [(&str, &[&str], bool); 6] = [
     ("ib_read_lat", &["-e", "-n", "500"], false),
 ];
 
-/// Two connected ends.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 enum Pair {
     /// Two HCAs, through the fabric.

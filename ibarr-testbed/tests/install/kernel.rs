@@ -42,7 +42,6 @@ pass('/run/kernel.sock', 'kernel', $kernels);
 pass($ENV{NOTIFY_SOCKET}, "FDSTORE=1\nFDNAME=ls\nFDPOLL=0", $daemons);
 "#;
 
-/// See the module.
 pub(crate) struct Kernel {
     socket: RawFd,
     eth0: IfIndex,

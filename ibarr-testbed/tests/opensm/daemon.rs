@@ -30,7 +30,6 @@ use crate::machine::{MARKER, Machine, ibarr};
 /// Longer than anything here takes; a hang fails.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
-/// See the module.
 pub(crate) struct Daemon {
     child: Child,
     run_dir: String,

@@ -20,7 +20,6 @@ use nix::unistd::Pid;
 use crate::daemon::{Daemon, PATIENCE, name};
 use crate::machine::{MARKER, Machine, said};
 
-/// See the module.
 pub(crate) struct Rig {
     /// Dropped before the machine.
     _fabric: Running,

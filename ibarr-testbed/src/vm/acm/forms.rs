@@ -9,10 +9,8 @@ use ibarr_common::wire::path_record::PathRecordWire;
 
 use crate::rig::INTERFACES;
 
-/// A request.
 #[derive(Debug)]
 pub(super) struct Form {
-    /// What it asks.
     pub(super) what: String,
     pub(super) kind: Kind,
     pub(super) bytes: Vec<u8>,

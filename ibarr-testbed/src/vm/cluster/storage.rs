@@ -34,7 +34,6 @@ const EXPORT: &str = "
     echo $ADDRESS >ports/1/addr_traddr
     ln -s /sys/kernel/config/nvmet/subsystems/$NAME ports/1/subsystems/$NAME";
 
-/// Removes it.
 const REMOVE: &str = "
     cd /sys/kernel/config/nvmet
     rm ports/1/subsystems/$NAME

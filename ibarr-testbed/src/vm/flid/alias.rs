@@ -17,7 +17,6 @@ use super::{A_PORT, B_PORT, R_PORT, connection, gid};
 use crate::rig::verbs::{End, pingpong};
 use crate::rig::{self, Ibarr, Place, eventually};
 
-/// The further GUIDs.
 const A_GUID: u64 = 0x0011_2233_4455_0001;
 const R_GUID: u64 = 0x0011_2233_4455_0002;
 

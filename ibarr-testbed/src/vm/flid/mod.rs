@@ -95,7 +95,6 @@ fn prove(report: &mut Report, subnets: &mut Subnets) {
         .claim("it fails over while pings go on, and is found by its other port", failover(&here));
 }
 
-/// All that runs.
 struct Subnets {
     fabric: Process,
     managers: [Process; 2],

@@ -134,7 +134,6 @@ impl Process {
         }
     }
 
-    /// Kills the program.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.child.kill().with_context(|| self.name.clone())?;
         self.child.wait().map(drop).with_context(|| self.name.clone())

@@ -111,7 +111,6 @@ impl Rig {
         Launched { notify }
     }
 
-    /// Ends the daemon.
     pub(crate) fn end(&mut self, signal: Signal) {
         self.signal(signal);
         self.daemon.take().unwrap().wait().unwrap();
