@@ -29,7 +29,7 @@ use crate::transport::socket_file;
 
 /// Why the daemon ended or could not start.
 #[derive(Debug, Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// The configuration has mistakes.
     #[error(transparent)]
     Config(#[from] config::Error),
@@ -43,7 +43,7 @@ pub enum Error {
 
 impl Error {
     /// Decides the exit code.
-    pub fn kind(&self) -> FailureKind {
+    pub(crate) fn kind(&self) -> FailureKind {
         let io = match self {
             Self::Config(_) => return FailureKind::Config,
             Self::Control(control::Error::RunDir(run_dir::Error::Taken { .. })) => {
@@ -67,7 +67,7 @@ impl Error {
 ///
 /// # Errors
 /// Only errors of the start: once ready, the daemon continues with what works.
-pub fn run(options: &RunOptions) -> Result<(), Error> {
+pub(crate) fn run(options: &RunOptions) -> Result<(), Error> {
     let inherited = take_inherited();
     let config = options.load()?;
     let run_dir = RunDir::lock(&options.run_dir).map_err(control::Error::from)?;

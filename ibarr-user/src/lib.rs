@@ -7,15 +7,15 @@
 
 #![deny(unsafe_code)]
 
-pub mod bpf;
+mod bpf;
 mod causes;
 pub mod cli;
-pub mod config;
+mod config;
 pub mod control;
-pub mod daemon;
-pub mod engine;
+mod daemon;
+mod engine;
 pub mod logging;
-pub mod metrics;
+mod metrics;
 pub mod preload;
 pub mod process;
 mod regular_file;

@@ -62,7 +62,6 @@ pub enum Error {
     Attach {
         /// Name of the interface.
         interface: InterfaceName,
-        /// The hook.
         hook: Hook,
         /// The error of the hook.
         source: hooks::Error,

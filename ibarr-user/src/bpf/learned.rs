@@ -20,16 +20,14 @@ use super::plain::MapValue;
 
 /// An element of the map, not validated.
 #[derive(Clone, Copy, Debug)]
-pub struct Element {
-    /// The question.
+pub(crate) struct Element {
     pub key: GidKey,
-    /// The answer.
     pub value: LearnedGid,
 }
 
 impl Element {
     /// `None` if no daemon can have written the element.
-    pub fn parse(&self) -> Option<(Question, Cached)> {
+    pub(crate) fn parse(&self) -> Option<(Question, Cached)> {
         let question = Question::new(self.key.ip(), IfIndex::new(self.key.scope))?;
         let gid = Some(Gid::new(self.value.gid)?);
         let expires_at = Instant::from_nanos(self.value.expires_at);
@@ -119,7 +117,7 @@ pub(super) struct Making {
 
 /// The next step of a rebuild.
 #[derive(Debug)]
-pub enum Part {
+pub(crate) enum Part {
     /// The caller [compares](super::Responder::compare) each element with the cache.
     Compare {
         /// Elements that are, or were, in the map.
@@ -136,7 +134,7 @@ pub enum Part {
 }
 
 /// Elements in one part, which take some hundred microseconds of a turn.
-pub const PART: usize = 256;
+pub(crate) const PART: usize = 256;
 
 impl Making {
     pub(super) fn new(elements: Vec<Element>, are_inherited: bool) -> Self {

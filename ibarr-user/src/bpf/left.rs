@@ -16,7 +16,7 @@ use super::pins::{self, Pins};
 
 /// The contents of all maps.
 #[derive(Clone, Debug)]
-pub struct Left {
+pub(crate) struct Left {
     /// What the programs read.
     pub maps: Contents,
     /// Answers of peers, in the order of their questions.
@@ -27,7 +27,7 @@ pub struct Left {
 ///
 /// # Errors
 /// If the maps cannot be read.
-pub fn read(dir: &Path) -> Result<Option<Left>, Error> {
+pub(crate) fn read(dir: &Path) -> Result<Option<Left>, Error> {
     let layout = pins::layout(dir, ABI_VERSION);
     match fs::symlink_metadata(&layout) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -42,7 +42,7 @@ pub fn read(dir: &Path) -> Result<Option<Left>, Error> {
 
 /// The result of [`detach`].
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Detached {
+pub(crate) struct Detached {
     /// Something of ours was removed.
     pub was_there: bool,
     /// Entries that are not ours, and stay.
@@ -54,7 +54,7 @@ pub struct Detached {
 /// # Errors
 /// If a daemon uses the directory, it is not ours, or something cannot be removed. Another attempt
 /// continues from there.
-pub fn detach(dir: &Path) -> Result<Detached, Error> {
+pub(crate) fn detach(dir: &Path) -> Result<Detached, Error> {
     let Some(pins) = Pins::open_existing(dir)? else { return Ok(Detached::default()) };
     let has_filters = pins.hooks()?.iter().any(|(_, hook)| *hook == Hook::Clsact);
     if has_filters && pins.is_elsewhere(&pins::namespace()?)? {

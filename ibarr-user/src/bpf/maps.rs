@@ -30,7 +30,7 @@ pub(super) struct Maps {
 
 /// The contents of the maps that programs read.
 #[derive(Clone, Debug)]
-pub struct Contents {
+pub(crate) struct Contents {
     /// Addresses of this node, in their order.
     pub entries: Vec<GidEntry>,
     /// Interfaces, by index.

@@ -42,14 +42,13 @@ use ibarr_proto::retry::Repair;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
-pub use ibarr_proto::responder::{Counter, Hook, Mode, Settings, State};
+pub(crate) use ibarr_proto::responder::{Counter, Hook, Mode, Settings, State};
 
-pub use self::error::Error;
-pub use self::learned::{Element, PART, Part};
-pub use self::left::{Detached, Left, detach, read};
-pub use self::maps::Contents;
-pub use self::packets::{Packets, Seen};
-pub use self::workbench::{Longevity, Options, Progress};
+pub(crate) use self::error::Error;
+pub(crate) use self::learned::{Element, PART, Part};
+pub(crate) use self::left::{Detached, Left, detach, read};
+pub(crate) use self::packets::{Packets, Seen};
+pub(crate) use self::workbench::{Longevity, Options, Progress};
 
 use self::handover::Handover;
 use self::maps::Maps;
@@ -58,13 +57,13 @@ use crate::causes::chain;
 use crate::logging::ids;
 
 /// The default directory of the pins.
-pub const BPF_DIR: &str = "/sys/fs/bpf/ibarr";
+pub(crate) const BPF_DIR: &str = "/sys/fs/bpf/ibarr";
 
 /// Runs the programs, see the [module](self). If the kernel cannot run them, it reports why and
 /// does nothing.
 ///
 /// The engine's thread writes the maps; a second thread does what may take long.
-pub struct Responder {
+pub(crate) struct Responder {
     options: Options,
     settings: Settings,
     allow: Prefixes,
@@ -133,7 +132,7 @@ impl Responder {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn start(
+    pub(crate) fn start(
         options: Options,
         settings: Settings,
         allow: Prefixes,
@@ -163,7 +162,7 @@ impl Responder {
     }
 
     /// Handles a message of the thread.
-    pub fn handle_progress(&mut self, now: Instant, Progress(told): Progress) {
+    pub(crate) fn handle_progress(&mut self, now: Instant, Progress(told): Progress) {
         self.is_busy = matches!(told, Told::Maps(..));
         let is_loading = matches!(self.state, Programs::Loading);
         match told {
@@ -226,14 +225,14 @@ impl Responder {
     }
 
     /// Handles a change of the view. The maps are up to date when this returns.
-    pub fn handle_fact(&mut self, fact: &Fact) {
+    pub(crate) fn handle_fact(&mut self, fact: &Fact) {
         if let Some(Open { maps, rules, .. }) = &mut self.open {
             rules.handle_fact(fact, maps);
         }
     }
 
     /// Call it when all changes of the view were handled. Early calls do nothing.
-    pub fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
+    pub(crate) fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
         if let Programs::Absent(_, Some(retry_at)) = self.state
             && retry_at <= now
         {
@@ -247,26 +246,26 @@ impl Responder {
     }
 
     /// The next step that hands the cache on to the next daemon; one part a turn.
-    pub fn next_part(&mut self) -> Option<Part> {
+    pub(crate) fn next_part(&mut self) -> Option<Part> {
         self.open.as_mut()?.handover.next_part()
     }
 
     /// Makes an element of the map of peers' answers equal to the cache.
-    pub fn compare(&mut self, now: Instant, element: &Element, cached: Option<Cached>) {
+    pub(crate) fn compare(&mut self, now: Instant, element: &Element, cached: Option<Cached>) {
         if let Some(open) = &mut self.open {
             open.handover.compare(now, element, cached);
         }
     }
 
     /// Adds the next entries of the cache to the map of peers' answers.
-    pub fn add(&mut self, now: Instant, entries: &[(Question, Cached)]) {
+    pub(crate) fn add(&mut self, now: Instant, entries: &[(Question, Cached)]) {
         if let Some(open) = &mut self.open {
             open.handover.add(now, entries);
         }
     }
 
     /// Handles a change of the cache.
-    pub fn learn(&mut self, now: Instant, change: &Learned) {
+    pub(crate) fn learn(&mut self, now: Instant, change: &Learned) {
         if let Some(open) = &mut self.open {
             open.handover.learn(now, change);
         }
@@ -274,7 +273,7 @@ impl Responder {
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every change of the
     /// view. While there is a [`next_part`](Self::next_part), the time is now.
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let retry_at = match self.state {
             Programs::Absent(_, retry_at) => retry_at,
             Programs::Wanted | Programs::Loading | Programs::Loaded => None,
@@ -285,7 +284,7 @@ impl Responder {
     }
 
     /// Sends the thread its next order, if it is idle. Call it last in a turn.
-    pub fn go_on(&mut self) {
+    pub(crate) fn go_on(&mut self) {
         if self.is_busy {
             return;
         }
@@ -325,7 +324,7 @@ impl Responder {
     }
 
     /// Whether all decisions have taken effect, or have failed.
-    pub fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         let is_open_settled = self
             .open
             .as_ref()
@@ -335,7 +334,7 @@ impl Responder {
     }
 
     /// Takes new settings of the administrator.
-    pub fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
+    pub(crate) fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
         self.settings = settings.clone();
         self.allow = allow.clone();
         if let Some(open) = &mut self.open
@@ -350,13 +349,13 @@ impl Responder {
     }
 
     /// Changes when each socket of the port has to be [guarded](Self::guard) again.
-    pub fn generation(&self) -> u32 {
+    pub(crate) fn generation(&self) -> u32 {
         self.loaded
     }
 
     /// Attaches the guard, so that the kernel drops what a socket of the ip2gid port would drop,
     /// without waking the daemon; or detaches it.
-    pub fn guard(&mut self, socket: BorrowedFd<'_>) {
+    pub(crate) fn guard(&mut self, socket: BorrowedFd<'_>) {
         match socket.try_clone_to_owned() {
             Ok(socket) => self.unguarded.push(socket),
             Err(error) => warn_of(Err(Error::Guard(error.into()))),
@@ -364,7 +363,7 @@ impl Responder {
     }
 
     /// Why the programs answer nothing at all.
-    pub fn why_not(&self) -> Option<&str> {
+    pub(crate) fn why_not(&self) -> Option<&str> {
         match &self.state {
             Programs::Loaded => self.open.as_ref()?.rules.fault(),
             Programs::Wanted | Programs::Loading => {
@@ -375,7 +374,7 @@ impl Responder {
     }
 
     /// Says whether the programs are to report their packets.
-    pub fn report_packets(&mut self, on: bool) {
+    pub(crate) fn report_packets(&mut self, on: bool) {
         if self.reporting.is_wanted != on {
             self.reporting.is_wanted = on;
             self.reporting.failure = None;
@@ -383,12 +382,12 @@ impl Responder {
     }
 
     /// Whether programs that report packets may be attached.
-    pub fn is_reporting(&self) -> bool {
+    pub(crate) fn is_reporting(&self) -> bool {
         self.reporting.may_be_attached
     }
 
     /// Whether all programs report their packets, or why they do not; `None` until this is known.
-    pub fn reporting(&self) -> Option<Result<(), String>> {
+    pub(crate) fn reporting(&self) -> Option<Result<(), String>> {
         if let Programs::Absent(reason, _) = &self.state {
             return Some(Err(reason.clone()));
         }
@@ -399,7 +398,7 @@ impl Responder {
     }
 
     /// How long programs continue to answer without the daemon.
-    pub fn longevity(&self) -> Longevity {
+    pub(crate) fn longevity(&self) -> Longevity {
         self.longevity
     }
 
@@ -415,17 +414,17 @@ impl Responder {
     }
 
     /// State of an interface that is served.
-    pub fn state(&self, ifindex: IfIndex) -> Option<&State> {
+    pub(crate) fn state(&self, ifindex: IfIndex) -> Option<&State> {
         self.open.as_ref()?.rules.state(ifindex)
     }
 
     /// When the programs stop answering if the lease is not renewed.
-    pub fn lease_end(&self) -> Option<Instant> {
+    pub(crate) fn lease_end(&self) -> Option<Instant> {
         self.open.as_ref().map(|open| open.rules.lease_end())
     }
 
     /// Counters of this daemon's responder.
-    pub fn counters(&self) -> Counters<Counter> {
+    pub(crate) fn counters(&self) -> Counters<Counter> {
         let mut counters = self.counters.clone();
         if let Some(open) = &self.open {
             open.rules.counters().iter().for_each(|(counter, count)| counters.add(counter, count));
@@ -435,7 +434,7 @@ impl Responder {
     }
 
     /// Counters of the programs since the maps were made, by names such as `tc.answered`.
-    pub fn counts(&self) -> Vec<(String, u64)> {
+    pub(crate) fn counts(&self) -> Vec<(String, u64)> {
         let Some(open) = &self.open else { return Vec::new() };
         let counts = open.maps.counts().unwrap_or_else(|error| {
             warn_of(Err(error.into()));
@@ -446,7 +445,7 @@ impl Responder {
     }
 
     /// What our guard has dropped; the guarded sockets count it, too.
-    pub fn dropped_by_guard(&self) -> u64 {
+    pub(crate) fn dropped_by_guard(&self) -> u64 {
         let now = self
             .open
             .as_ref()
@@ -535,7 +534,7 @@ fn dropped_by_guard(maps: &Maps) -> u64 {
 }
 
 /// The name of a counter of the programs, like `tc.lease-over`.
-pub fn counter_name(program: Program, reason: Reason) -> String {
+pub(crate) fn counter_name(program: Program, reason: Reason) -> String {
     format!("{program}.{}", reason.name().replace('_', "-"))
 }
 

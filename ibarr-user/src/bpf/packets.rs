@@ -25,7 +25,7 @@ use super::error::Error;
 
 /// What the thread has read at once.
 #[derive(Debug, Default)]
-pub struct Packets {
+pub(crate) struct Packets {
     /// In the order of the ring, at most `BATCH`.
     pub seen: Vec<Seen>,
     /// How many reports were lost before these.
@@ -34,16 +34,14 @@ pub struct Packets {
 
 /// A packet that a program has handled.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// When.
     pub at: Instant,
     /// The address that it asks for; `::` if it is no query.
     pub target: IpAddr,
-    /// The program.
     pub by: Program,
     /// The interface that the packet arrived on.
     pub ifindex: Option<IfIndex>,
-    /// The source address.
     pub from: IpAddr,
     /// The result, as the program counts it.
     pub reason: Reason,

@@ -89,9 +89,7 @@ pub enum Error {
         path: PathBuf,
         /// What other users can do.
         what: &'static str,
-        /// Its mode bits.
         mode: u32,
-        /// The remedy.
         remedy: &'static str,
     },
     /// Another program has changed it while this process used it.

@@ -65,7 +65,7 @@ pub(super) enum Order {
 }
 
 /// A message of the thread, for [`Responder::handle_progress`](super::Responder::handle_progress).
-pub struct Progress(pub(super) Told);
+pub(crate) struct Progress(pub(super) Told);
 
 pub(super) enum Told {
     /// The maps are open: from now on the engine writes them, even while programs are verified.
@@ -82,7 +82,7 @@ pub(super) enum Told {
 
 /// How long programs continue to answer without the daemon.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Longevity {
+pub(crate) enum Longevity {
     /// Until the lease ends.
     Lease,
     /// Until the last process in this mount namespace ends, if that is sooner: the bpffs is mounted

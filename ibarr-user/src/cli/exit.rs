@@ -28,8 +28,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// The exit code.
-    pub fn code(self) -> u8 {
+    pub(crate) fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
             Self::Negative | Self::Warning => 1,

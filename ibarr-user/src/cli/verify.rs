@@ -39,7 +39,6 @@ impl Neighbours {
         Self(table.iter().filter_map(neighbour).collect())
     }
 
-    /// What contradicts `gid`.
     pub(super) fn contradict(&self, target: Target, gid: Gid) -> Option<Mismatch> {
         let Target { ip, scope } = target;
         let is_other = |(ifindex, of, known): &&(IfIndex, IpAddr, Gid)| {

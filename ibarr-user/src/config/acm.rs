@@ -10,7 +10,6 @@ use super::reader::{Table, Value, file};
 /// Whether and where clients of ACM are answered.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Acm {
-    /// Which of them.
     pub serve: Serve,
     /// The socket that `ib_acme` uses. librdmacm uses a link beside it.
     pub socket: PathBuf,

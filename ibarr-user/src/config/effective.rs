@@ -13,7 +13,7 @@ pub(super) const DEFAULTS: &str = include_str!("../../../pkg/ibarr.toml");
 
 /// A key that is in effect.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Effective {
+pub(crate) struct Effective {
     /// The enclosing table; empty at the top.
     pub table: String,
     /// Its name there. In a `[[table]]` it is empty, and the value is the whole table.
@@ -25,7 +25,7 @@ pub struct Effective {
 }
 
 /// Every key in the order of the packaged file, then the `[[tables]]`. `sources` have no mistakes.
-pub fn effective(sources: &[Source]) -> Vec<Effective> {
+pub(crate) fn effective(sources: &[Source]) -> Vec<Effective> {
     let mut last = BTreeMap::new();
     for source in sources {
         for effective in values(&source.text, Some(&source.name)) {

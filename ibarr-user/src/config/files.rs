@@ -23,7 +23,7 @@ pub enum Absent {
 ///
 /// # Errors
 /// A file or the directory cannot be read, is of another kind, or longer than a megabyte.
-pub fn gather(path: &Path, absent: Absent) -> Result<Vec<Source>, Error> {
+pub(crate) fn gather(path: &Path, absent: Absent) -> Result<Vec<Source>, Error> {
     let mut sources = Vec::new();
     match read(path) {
         Ok(source) => sources.push(source),
@@ -41,7 +41,7 @@ pub fn gather(path: &Path, absent: Absent) -> Result<Vec<Source>, Error> {
 ///
 /// # Errors
 /// It cannot be read, or is longer than a megabyte.
-pub fn read_from(from: impl Read, path: &Path) -> Result<Source, Error> {
+pub(crate) fn read_from(from: impl Read, path: &Path) -> Result<Source, Error> {
     let text = regular_file::bounded(from, MOST).and_then(|bytes| {
         String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
     });

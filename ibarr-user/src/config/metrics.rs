@@ -11,7 +11,6 @@ use super::reader::{Table, Value};
 /// Where the metrics are served.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Listen {
-    /// A socket file.
     Unix(PathBuf),
     /// An address of the loopback interface.
     Tcp(SocketAddr),

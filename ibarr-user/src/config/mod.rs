@@ -34,12 +34,12 @@ use thiserror::Error;
 use crate::bpf;
 use crate::logging::Level;
 
-pub use self::acm::{Acm, Serve};
-pub use self::effective::{Effective, effective};
-pub use self::files::{Absent, gather, read_from};
-pub use self::metrics::Listen;
+pub(crate) use self::acm::{Acm, Serve};
+pub(crate) use self::effective::{Effective, effective};
+pub(crate) use self::files::{Absent, gather, read_from};
+pub(crate) use self::metrics::Listen;
 use self::prefix::Prefix;
-pub use self::reader::{Mistake, Source};
+pub(crate) use self::reader::{Mistake, Source};
 use self::reader::{Table, Value};
 
 /// The configuration of the daemon.

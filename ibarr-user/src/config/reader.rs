@@ -19,7 +19,6 @@ use crate::spelling::are_near;
 pub struct Source {
     /// Its path, for people.
     pub name: String,
-    /// Its contents.
     pub text: String,
 }
 
@@ -384,7 +383,6 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// A boolean.
     pub(super) fn switch(self) -> Result<bool, String> {
         self.0.as_bool().ok_or_else(|| "must be true or false, without quotes".to_owned())
     }

@@ -12,7 +12,7 @@ use crate::{bpf, transport};
 
 /// What a counter counts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Description {
+pub(crate) struct Description {
     /// In a sentence or more.
     pub text: &'static str,
     /// Whether it counts what went wrong, was dropped, or was left to others.
@@ -20,7 +20,7 @@ pub struct Description {
 }
 
 /// Every counter.
-pub fn descriptions() -> impl Iterator<Item = (String, Description)> {
+pub(crate) fn descriptions() -> impl Iterator<Item = (String, Description)> {
     let of_users = shares::Kind::ALL.into_iter().flat_map(|kind| {
         of::<shares::Counter>().map(move |(name, text)| (format!("users.{kind}.{name}"), text))
     });

@@ -24,7 +24,6 @@ use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{self, NudgeError, Nudged};
 use crate::transport::{acm, events, names, ports, server, snapshot, umad};
 
-/// All inputs.
 pub(super) enum Input {
     View(local_view::Input),
     Route(rtnetlink::Answer),
@@ -71,7 +70,6 @@ impl Inputs {
         self.0.push(inputs.boxed());
     }
 
-    /// Adds `signals`.
     pub(super) fn heed(&mut self, signals: Signals) {
         let commands = stream::unfold(signals, async |mut signals| {
             let command = signals.next().await;

@@ -33,7 +33,6 @@ impl Kernel {
         Self { socket, nudges }
     }
 
-    /// See [`LocalService::next`].
     pub(super) async fn next(&mut self) -> Event {
         self.socket.next().await
     }

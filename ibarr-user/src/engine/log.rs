@@ -54,7 +54,6 @@ pub(super) fn kernel_is_answered(datagram: &[u8]) {
     }
 }
 
-/// A peer's query.
 pub(super) fn peer_asks(from: SocketAddr, payload: &[u8]) {
     if enabled!(Level::TRACE) {
         match Query::parse(payload) {

@@ -45,7 +45,7 @@ use tokio::task::yield_now;
 use tracing::{error, info, warn};
 
 use self::acm::Acm;
-pub use self::descriptions::{Description, descriptions};
+pub(crate) use self::descriptions::{Description, descriptions};
 use self::events::Hearing;
 use self::inputs::{Input, Inputs};
 use self::kernel::Kernel;
@@ -79,7 +79,7 @@ use crate::transport::umad::Umads;
 
 /// The parts of an engine.
 #[derive(Debug)]
-pub struct Setup {
+pub(crate) struct Setup {
     /// Arguments of the command line.
     pub options: RunOptions,
     /// Contents of the configuration files.
@@ -92,7 +92,6 @@ pub struct Setup {
     pub resolve: names::Resolve,
     /// State shared with the control socket.
     pub control: Control,
-    /// Notifications for systemd.
     pub systemd: Systemd,
     /// The log, whose lost lines `ibarr status` reports.
     pub log: Log,
@@ -104,17 +103,16 @@ pub struct Setup {
 
 /// Sockets that another process opened for the daemon.
 #[derive(Debug)]
-pub struct Inherited {
+pub(crate) struct Inherited {
     /// To the kernel's RDMA core.
     pub local_service: Option<OwnedFd>,
-    /// Of ACM.
     pub acm: transport_acm::Inherited,
     /// Of the ip2gid port.
     pub servers: inherited::Inherited,
 }
 
 /// The task that calls the cores, see the [module](self).
-pub struct Engine {
+pub(crate) struct Engine {
     options: RunOptions,
     config: Config,
     started: Instant,
@@ -153,7 +151,7 @@ impl Engine {
     ///
     /// # Errors
     /// If rtnetlink fails: without it there are no addresses and no routes.
-    pub fn start(setup: Setup) -> io::Result<Self> {
+    pub(crate) fn start(setup: Setup) -> io::Result<Self> {
         let Setup { options, config, control, .. } = setup;
         let Inherited { local_service, acm, servers } = setup.inherited;
         let counters = Arc::clone(&control.counters);
@@ -244,7 +242,7 @@ impl Engine {
 
     /// Runs until a signal ends it. It is ready when the node's addresses are known, and each
     /// server socket, the BPF responder and the sockets of ACM work or have reported why not.
-    pub async fn run(mut self, asks: mpsc::Receiver<Ask>, signals: Signals) {
+    pub(crate) async fn run(mut self, asks: mpsc::Receiver<Ask>, signals: Signals) {
         self.inputs.hear(asks, Input::Ask);
         self.inputs.heed(signals);
         let mut was_ready = false;

@@ -22,7 +22,6 @@ impl Nudges {
         Self { nudger, last: None }
     }
 
-    /// See [`Nudger::nudge`].
     pub(super) fn nudge(&self, fallback: Option<Place>, quiet: Option<Quiet>) {
         self.nudger.nudge(fallback, quiet);
     }

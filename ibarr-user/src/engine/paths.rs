@@ -54,22 +54,18 @@ impl Rdma {
         Self { ports, umads, hearing }
     }
 
-    /// See [`Ports::look`].
     pub(super) fn look(&self) {
         self.ports.look();
     }
 
-    /// See [`Umads::why_not`].
     pub(super) fn why_not(&self, port: PortIndex) -> Option<&str> {
         self.umads.why_not(port)
     }
 
-    /// See [`Umads::port_name`].
     pub(super) fn port_name(&self, port: PortIndex) -> Option<PortName> {
         self.umads.port_name(port)
     }
 
-    /// See [`Umads::index`].
     pub(super) fn index(&mut self, name: PortName) -> Option<PortIndex> {
         self.umads.index(name)
     }

@@ -28,7 +28,6 @@ impl Queries {
         Self { sockets, routes, peers: Vec::new() }
     }
 
-    /// See [`Sockets::dropped`].
     pub(super) fn dropped(&self) -> u64 {
         self.sockets.dropped()
     }

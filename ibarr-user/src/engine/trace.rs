@@ -31,7 +31,6 @@ use crate::transport::rtnetlink::{self, RouteAnswer};
 /// Tracers at once.
 const ROOM: Room = Room { all: 8, of_user: 4 };
 
-/// Those that watch.
 #[derive(Default)]
 pub(super) struct Tracers(Vec<Tracer>);
 

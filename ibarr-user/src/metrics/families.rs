@@ -4,12 +4,11 @@
 
 /// A family of metrics.
 #[derive(Clone, Copy, Debug)]
-pub struct Family {
+pub(crate) struct Family {
     /// Its name in this program.
     pub name: Name,
     /// Its name in the document, with the suffix of its kind.
     pub text: &'static str,
-    /// Its kind.
     pub kind: Kind,
     /// What it means, in sentences.
     pub help: &'static str,
@@ -19,7 +18,7 @@ pub struct Family {
 
 /// The kind of a family.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// It only rises, until the daemon starts anew.
     Counter,
     /// It rises and falls.
@@ -51,12 +50,12 @@ macro_rules! families {
     ($($name:ident $kind:ident $text:literal, $help:literal, [$($label:literal: $values:literal),*];)+) => {
         /// The name of a family.
         #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-        pub enum Name {
+        pub(crate) enum Name {
             $(#[doc = $text] $name,)+
         }
 
         /// All families, in the order of the document.
-        pub const FAMILIES: &[Family] = &[$(Family {
+        pub(crate) const FAMILIES: &[Family] = &[$(Family {
             name: Name::$name,
             text: $text,
             kind: Kind::$kind,

@@ -4,7 +4,7 @@
 //! docs/metrics.md is made. No label has a value that a peer can choose.
 
 mod families;
-pub mod server;
+pub(crate) mod server;
 
 use std::fmt;
 
@@ -14,12 +14,12 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-pub use self::families::{FAMILIES, Family, Kind, Name};
+pub(crate) use self::families::{FAMILIES, Kind, Name};
 use crate::control::messages::MetricsForm as Form;
 
 /// All values at one time.
 #[derive(Clone, Debug, Default)]
-pub struct Snapshot {
+pub(crate) struct Snapshot {
     samples: Vec<Sample>,
 }
 
@@ -40,17 +40,17 @@ enum Value {
 
 impl Snapshot {
     /// Adds a value of a counter; `labels` are in the order of the family's.
-    pub fn count(&mut self, of: Name, labels: &[&str], count: u64) {
+    pub(crate) fn count(&mut self, of: Name, labels: &[&str], count: u64) {
         self.add(of, labels, Value::Count(count));
     }
 
     /// Adds a value of a gauge.
-    pub fn level(&mut self, of: Name, labels: &[&str], level: f64) {
+    pub(crate) fn level(&mut self, of: Name, labels: &[&str], level: f64) {
         self.add(of, labels, Value::Number(level));
     }
 
     /// Adds a histogram.
-    pub fn durations(&mut self, of: Name, durations: &Durations) {
+    pub(crate) fn durations(&mut self, of: Name, durations: &Durations) {
         self.add(of, &[], Value::Durations(durations.clone()));
     }
 
@@ -59,8 +59,7 @@ impl Snapshot {
         self.samples.push(Sample { of, labels, value });
     }
 
-    /// The document.
-    pub fn text(&self, form: Form) -> String {
+    pub(crate) fn text(&self, form: Form) -> String {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(self.clone()));
         let mut document = String::new();

@@ -43,7 +43,7 @@ const CONNECTIONS: Room = Room { all: 16, of_user: 4 };
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a document is given to other clients, too.
-pub const FRESH: Duration = Duration::from_secs(1);
+pub(crate) const FRESH: Duration = Duration::from_secs(1);
 
 /// Pause before an address that cannot be had is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -53,7 +53,7 @@ const MAX_REQUEST: usize = 8 << 10;
 
 /// The engine's end of the thread.
 #[derive(Debug)]
-pub struct Server {
+pub(crate) struct Server {
     wanted: watch::Sender<Option<Listen>>,
     failure: watch::Receiver<Option<String>>,
 }
@@ -63,7 +63,7 @@ impl Server {
     ///
     /// # Errors
     /// If the thread or its event loop cannot be started.
-    pub fn start(
+    pub(crate) fn start(
         listen: Option<Listen>,
         asks: mpsc::Sender<Ask>,
         counters: Arc<Counters>,
@@ -87,7 +87,7 @@ impl Server {
     }
 
     /// From now on serves there.
-    pub fn listen(&self, listen: Option<Listen>) {
+    pub(crate) fn listen(&self, listen: Option<Listen>) {
         self.wanted.send_if_modified(|wanted| {
             let has_changed = *wanted != listen;
             *wanted = listen;
@@ -96,7 +96,7 @@ impl Server {
     }
 
     /// Why the metrics are not served where they should be.
-    pub fn failure(&self) -> Option<String> {
+    pub(crate) fn failure(&self) -> Option<String> {
         self.failure.borrow().clone()
     }
 }

@@ -20,9 +20,8 @@ use tokio::sync::mpsc;
 
 use crate::regular_file::{self, Link};
 
-/// What to read.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub(crate) struct Order {
     /// The file of GIDs; `None` for none.
     pub hosts: Option<PathBuf>,
     /// The file of paths, and what it is read for.
@@ -40,9 +39,8 @@ pub struct Wanted {
     pub life: Duration,
 }
 
-/// What was read.
 #[derive(Debug)]
-pub struct Loaded {
+pub(crate) struct Loaded {
     /// The GIDs, if a file is configured.
     pub hosts: Option<Outcome<Hosts>>,
     /// The paths, if they were wanted.
@@ -114,7 +112,7 @@ impl fmt::Display for Report {
 ///
 /// # Errors
 /// If the thread cannot be started.
-pub fn start(order: Order, loaded: mpsc::Sender<Loaded>) -> io::Result<()> {
+pub(crate) fn start(order: Order, loaded: mpsc::Sender<Loaded>) -> io::Result<()> {
     let read = move || drop(loaded.blocking_send(load(order)));
     thread::Builder::new().name("preload".to_owned()).spawn(read).map(drop)
 }

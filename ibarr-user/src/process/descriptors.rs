@@ -14,7 +14,6 @@ pub struct Budget {
     pub query_sockets: u8,
     /// Connections to the control socket.
     pub connections: usize,
-    /// Clients of ACM.
     pub acm_clients: usize,
 }
 

@@ -16,9 +16,10 @@ use crate::config::{self, Absent, Config};
 use crate::logging::{self, Level};
 use crate::transport::ports::Dirs;
 
-pub use self::descriptors::Budget;
-pub use self::signals::{Command, Signals, hold_hangups, release_hangups};
-pub use self::systemd::{Systemd, Until, report_failure};
+pub(crate) use self::descriptors::Budget;
+pub use self::signals::hold_hangups;
+pub(crate) use self::signals::{Command, Signals, release_hangups};
+pub(crate) use self::systemd::{Systemd, Until, report_failure};
 
 /// The default directory of the control socket.
 pub const RUN_DIR: &str = "/run/ibarr";
@@ -60,7 +61,7 @@ impl RunOptions {
     ///
     /// # Errors
     /// Errors of [`config::gather`] and [`Config::read`].
-    pub fn load(&self) -> Result<Config, config::Error> {
+    pub(crate) fn load(&self) -> Result<Config, config::Error> {
         Config::read(&config::gather(&self.config, self.absent)?)
     }
 

@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// A command that an administrator sends as a signal.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Command {
+pub(crate) enum Command {
     /// SIGHUP.
     Reload,
     /// SIGTERM or SIGINT.
@@ -18,7 +18,7 @@ pub enum Command {
 
 /// The signals that the daemon handles.
 #[derive(Debug)]
-pub struct Signals {
+pub(crate) struct Signals {
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
@@ -32,7 +32,7 @@ pub fn hold_hangups() {
 }
 
 /// Ends that; a signal that came meanwhile takes effect.
-pub fn release_hangups() {
+pub(crate) fn release_hangups() {
     let _ = SigSet::from(Number::SIGHUP).thread_unblock();
 }
 
@@ -41,7 +41,7 @@ impl Signals {
     ///
     /// # Errors
     /// If the signals cannot be handled.
-    pub fn catch() -> io::Result<Self> {
+    pub(crate) fn catch() -> io::Result<Self> {
         let this = Self {
             hangup: signal(SignalKind::hangup())?,
             terminate: signal(SignalKind::terminate())?,
@@ -52,7 +52,7 @@ impl Signals {
     }
 
     /// Waits for the next signal.
-    pub async fn next(&mut self) -> Command {
+    pub(crate) async fn next(&mut self) -> Command {
         tokio::select! {
             _ = self.hangup.recv() => Command::Reload,
             _ = self.terminate.recv() => Command::End,

@@ -30,7 +30,7 @@ struct Message {
 
 /// How long systemd keeps a descriptor.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Until {
+pub(crate) enum Until {
     /// Until the service is stopped.
     Stop,
     /// At most until the other end has closed the connection.
@@ -38,7 +38,7 @@ pub enum Until {
 }
 
 /// Says in one line why the daemon does not run, for `systemctl status`.
-pub fn report_failure(message: &str) {
+pub(crate) fn report_failure(message: &str) {
     let line = message.replace('\n', "; ");
     // Without systemd it is discarded.
     drop(sd_notify::notify(&[NotifyState::Status(&line)]));
@@ -46,7 +46,7 @@ pub fn report_failure(message: &str) {
 
 /// Queues messages for the thread. Without systemd they are discarded.
 #[derive(Clone, Debug)]
-pub struct Systemd {
+pub(crate) struct Systemd {
     messages: SyncSender<Message>,
     watchdog: Watchdog,
     is_there: bool,
@@ -58,7 +58,7 @@ impl Systemd {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn start(now: Instant) -> io::Result<(Self, Receiver<()>)> {
+    pub(crate) fn start(now: Instant) -> io::Result<(Self, Receiver<()>)> {
         let (messages, to_tell) = sync_channel::<Message>(DEPTH);
         let (telling, told) = sync_channel(0);
         thread::Builder::new().name("systemd".to_owned()).spawn(move || {
@@ -81,35 +81,35 @@ impl Systemd {
     }
 
     /// Whether systemd, or another service manager, has started the process: it may start the next one.
-    pub fn is_there(&self) -> bool {
+    pub(crate) fn is_there(&self) -> bool {
         self.is_there
     }
 
     /// When the watchdog is to be fed, by [`alive`](Self::alive).
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.watchdog.poll_timeout()
     }
 
     /// Whether this turn is to feed the watchdog.
-    pub fn beats(&mut self, now: Instant) -> bool {
+    pub(crate) fn beats(&mut self, now: Instant) -> bool {
         self.watchdog.beats(now)
     }
 
     /// The daemon is ready, or a reload has ended, and what its state is in words.
-    pub fn ready(&self, status: String) {
+    pub(crate) fn ready(&self, status: String) {
         let ready = vec![NotifyState::Ready];
         self.send(Message { states: ready, status: Some(status), descriptor: None });
     }
 
     /// Feeds the watchdog, and shows the state of the engine in words.
-    pub fn alive(&self, status: String) {
+    pub(crate) fn alive(&self, status: String) {
         let watchdog = vec![NotifyState::Watchdog];
         self.send(Message { states: watchdog, status: Some(status), descriptor: None });
     }
 
     /// Makes systemd hold a descriptor for the next daemon, which inherits it as `name`. systemd closes it
     /// when the service is stopped; with [`Until::HangUp`] also when the other end has closed the connection.
-    pub fn keep(&self, name: &'static str, descriptor: OwnedFd, until: Until) {
+    pub(crate) fn keep(&self, name: &'static str, descriptor: OwnedFd, until: Until) {
         let mut states = vec![NotifyState::FdStore, NotifyState::FdName(name)];
         if until == Until::Stop {
             states.push(NotifyState::Custom("FDPOLL=0"));
@@ -118,7 +118,7 @@ impl Systemd {
     }
 
     /// For `Type=notify-reload` (systemd.service(5)).
-    pub fn reloading(&self) {
+    pub(crate) fn reloading(&self) {
         match NotifyState::monotonic_usec_now() {
             Ok(now) => self.tell(vec![NotifyState::Reloading, now]),
             Err(error) => warn!(%error, "cannot notify systemd of the time"),
@@ -126,7 +126,7 @@ impl Systemd {
     }
 
     /// The daemon ends. Waits at most a moment until systemd has received this.
-    pub fn stopping(self, told: &Receiver<()>) {
+    pub(crate) fn stopping(self, told: &Receiver<()>) {
         self.tell(vec![NotifyState::Stopping]);
         drop(self);
         // No message comes: the channel is closed when the thread ends.

@@ -19,7 +19,7 @@ use nix::libc;
 ///
 /// # Errors
 /// Errors of bpf(2): `ENOENT` if nothing is pinned there, `EOPNOTSUPP` before Linux 5.9.
-pub fn detach_pinned_link(pin: &Path) -> io::Result<()> {
+pub(crate) fn detach_pinned_link(pin: &Path) -> io::Result<()> {
     let link = open_pin(pin)?;
     let request = LinkDetach { link_fd: link.as_raw_fd().cast_unsigned() };
     // SAFETY: BPF_LINK_DETACH reads the given number of bytes at its argument. They are one
@@ -33,7 +33,7 @@ pub fn detach_pinned_link(pin: &Path) -> io::Result<()> {
 
 /// A tcx or XDP link: its program and its interface.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct LinkInfo {
+pub(crate) struct LinkInfo {
     /// Id of the attached program.
     pub program: u32,
     /// Index of the interface that the program is attached to; 0 after it was detached or the
@@ -45,7 +45,7 @@ pub struct LinkInfo {
 ///
 /// # Errors
 /// Errors of bpf(2): `ENOENT` if nothing is pinned there, `EINVAL` if it is not a link.
-pub fn pinned_link_info(pin: &Path) -> io::Result<LinkInfo> {
+pub(crate) fn pinned_link_info(pin: &Path) -> io::Result<LinkInfo> {
     let link = open_pin(pin)?;
     let mut info = InterfaceLink::default();
     let request = ObjectInfo {

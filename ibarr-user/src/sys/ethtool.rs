@@ -15,7 +15,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 ///
 /// # Errors
 /// Errors of the ioctl: `EOPNOTSUPP` if the driver has no such flag, `ENODEV`.
-pub fn strips_vlan_tags(interface: InterfaceName) -> io::Result<bool> {
+pub(crate) fn strips_vlan_tags(interface: InterfaceName) -> io::Result<bool> {
     let mut ifr_name = [0; libc::IFNAMSIZ];
     // A name has at most 15 bytes, so the last byte stays 0.
     for (to, from) in ifr_name.iter_mut().zip(interface.as_bytes()) {

@@ -20,7 +20,7 @@ use tokio::io::unix::AsyncFd;
 ///
 /// # Panics
 /// Outside a runtime.
-pub fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: `register_with_interest` requires that the descriptor stays open and the same while it is watched.
     // An `OwnedFd` keeps its descriptor open until it is dropped, its `as_raw_fd` never changes,
     // and the `AsyncFd` owns it and ends the watch before it drops it. Nothing here or below closes

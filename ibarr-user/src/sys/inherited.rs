@@ -15,7 +15,7 @@ const FIRST: RawFd = 3;
 
 /// The inherited descriptors with their names (`FDNAME=`, `FileDescriptorName=`), once in the life of the process;
 /// and what is wrong with the variables that list them. Call it before anything else opens a descriptor.
-pub fn take() -> (Vec<(String, OwnedFd)>, Option<String>) {
+pub(crate) fn take() -> (Vec<(String, OwnedFd)>, Option<String>) {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {
         return (Vec::new(), None);

@@ -4,20 +4,20 @@
 //! info, the socket to the RDMA core, umad devices, inherited descriptors, drivers, peer
 //! credentials.
 
-pub mod bpf;
+pub(crate) mod bpf;
 pub mod clock;
 pub mod descriptors;
-pub mod ethtool;
-pub mod fd;
-pub mod inherited;
+pub(crate) mod ethtool;
+pub(crate) mod fd;
+pub(crate) mod inherited;
 pub mod last_reply;
 pub mod local_service;
 pub mod mmsg;
-pub mod netlink;
+pub(crate) mod netlink;
 pub mod peer;
-pub mod timer;
+pub(crate) mod timer;
 pub mod udp;
-pub mod udp_errors;
+pub(crate) mod udp_errors;
 pub mod udp_options;
 pub mod umad;
-pub mod verbs;
+pub(crate) mod verbs;

@@ -11,7 +11,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 ///
 /// # Errors
 /// If the kernel is older, or `fd` is not a netlink socket.
-pub fn set_strict(fd: &OwnedFd) -> nix::Result<()> {
+pub(crate) fn set_strict(fd: &OwnedFd) -> nix::Result<()> {
     #[derive(Clone, Copy)]
     struct StrictCheck;
     nix::setsockopt_impl!(

@@ -56,7 +56,7 @@ impl Peer {
 
 /// The user at the other end of a Unix socket, or of a TCP connection of this machine. May block the first time, while
 /// the kernel loads the module that knows (`tcp_diag`); without it the user is [`User::UNKNOWN`].
-pub fn user(socket: BorrowedFd<'_>) -> User {
+pub(crate) fn user(socket: BorrowedFd<'_>) -> User {
     match Peer::of(socket) {
         Ok(peer) if peer.uid != User::UNKNOWN.0 => peer.user(),
         _ => {
@@ -109,7 +109,7 @@ fn uid_of_tcp(socket: BorrowedFd<'_>) -> io::Result<Option<u32>> {
 ///
 /// # Errors
 /// Errors of getsockopt(2).
-pub fn groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+pub(crate) fn groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     let mut groups: Vec<libc::gid_t> = vec![0; 32];
     loop {
         let bytes = groups.len() * size_of::<libc::gid_t>();

@@ -15,7 +15,7 @@ use super::{clock, fd};
 
 /// A timerfd of `CLOCK_BOOTTIME`.
 #[derive(Debug)]
-pub struct Timer {
+pub(crate) struct Timer {
     alarm: TimerFd,
     /// The same open file, registered with the runtime.
     fd: AsyncFd<OwnedFd>,
@@ -28,7 +28,7 @@ impl Timer {
     ///
     /// # Errors
     /// Errors of timerfd_create(2).
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let alarm = TimerFd::new(ClockId::CLOCK_BOOTTIME, flags)?;
         let fd = fd::watch(alarm.as_fd().try_clone_to_owned()?, Interest::READABLE)?;
@@ -40,7 +40,7 @@ impl Timer {
     ///
     /// # Errors
     /// Errors of timerfd_settime(2): none for a valid time.
-    pub fn set(&mut self, at: Option<Instant>) -> io::Result<()> {
+    pub(crate) fn set(&mut self, at: Option<Instant>) -> io::Result<()> {
         if let Some(at) = at
             && self.set.is_none_or(|set| at < set)
         {
@@ -56,7 +56,7 @@ impl Timer {
     ///
     /// # Errors
     /// Only if the runtime is being shut down.
-    pub async fn expired(&mut self) -> io::Result<()> {
+    pub(crate) async fn expired(&mut self) -> io::Result<()> {
         let alarm = &self.alarm;
         self.fd.async_io(Interest::READABLE, |_| Ok(alarm.wait()?)).await?;
         self.set = None;

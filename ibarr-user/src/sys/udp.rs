@@ -171,7 +171,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// Only if the runtime is being shut down.
-    pub async fn heard(&self) -> io::Result<()> {
+    pub(crate) async fn heard(&self) -> io::Result<()> {
         let heard = self.fd.ready(Interest::READABLE | Interest::ERROR).await;
         heard.map(|mut ready| ready.retain_ready())
     }

@@ -26,7 +26,7 @@ pub struct Error {
 ///
 /// # Errors
 /// Errors of setsockopt(2): none for a socket of `family`.
-pub fn hear(socket: &impl AsFd, family: Family) -> io::Result<()> {
+pub(crate) fn hear(socket: &impl AsFd, family: Family) -> io::Result<()> {
     match family {
         Family::V4 => setsockopt(socket, sockopt::Ipv4RecvErr, &true)?,
         Family::V6 => setsockopt(socket, sockopt::Ipv6RecvErr, &true)?,
@@ -38,7 +38,7 @@ pub fn hear(socket: &impl AsFd, family: Family) -> io::Result<()> {
 ///
 /// # Errors
 /// Errors of recvmsg(2); `WouldBlock` if the queue is empty.
-pub fn take(socket: &impl AsFd, quoted: &mut [u8]) -> io::Result<Error> {
+pub(crate) fn take(socket: &impl AsFd, quoted: &mut [u8]) -> io::Result<Error> {
     // The kernel adds the packet info.
     let mut control =
         cmsg_space!(libc::sock_extended_err, libc::sockaddr_in6, libc::in6_pktinfo, [u64; 8]);
@@ -69,7 +69,7 @@ pub fn take(socket: &impl AsFd, quoted: &mut [u8]) -> io::Result<Error> {
 /// (`sock_error` of include/net/sock.h).
 /// # Errors
 /// Errors of `call`.
-pub fn despite<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn despite<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     match call() {
         Err(error) if may_be_of_another(&error) => call(),
         result => result,

@@ -26,7 +26,7 @@ const LIBRARY: &str = "libibverbs.so.1";
 /// The functions of libibverbs that we call. The library is never unloaded: providers may have
 /// threads.
 #[derive(Debug)]
-pub struct Library {
+pub(crate) struct Library {
     get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut c_void,
     free_device_list: unsafe extern "C" fn(*mut *mut c_void),
     get_device_name: unsafe extern "C" fn(*mut c_void) -> *const c_char,
@@ -41,7 +41,7 @@ pub struct Library {
 #[error(
     "{LIBRARY} cannot be used: install rdma-core's libibverbs (package libibverbs1 or libibverbs)"
 )]
-pub struct NoLibrary(#[source] libloading::Error);
+pub(crate) struct NoLibrary(#[source] libloading::Error);
 
 /// The beginning of `struct ibv_context` of infiniband/verbs.h, unchanged since libibverbs 1.1.
 #[repr(C)]
@@ -77,7 +77,7 @@ impl Library {
     ///
     /// # Errors
     /// If the library is missing or too old.
-    pub fn open() -> Result<Self, NoLibrary> {
+    pub(crate) fn open() -> Result<Self, NoLibrary> {
         // SAFETY: loading libibverbs runs the same initializers as in every RDMA program, which
         // have no preconditions.
         let library = unsafe { libloading::Library::new(LIBRARY) }.map_err(NoLibrary)?;
@@ -111,7 +111,7 @@ impl Library {
     /// # Errors
     /// `NotFound` if libibverbs knows no such device, or has no provider for it; errors of the
     /// kernel.
-    pub fn open_device(&self, name: DeviceName) -> io::Result<Context<'_>> {
+    pub(crate) fn open_device(&self, name: DeviceName) -> io::Result<Context<'_>> {
         // SAFETY: a null pointer is allowed in place of the pointer to the count.
         let list = unsafe { (self.get_device_list)(std::ptr::null_mut()) };
         let list = NonNull::new(list).ok_or_else(io::Error::last_os_error)?;
@@ -154,7 +154,7 @@ impl Library {
 
 /// An event of a device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Happened {
+pub(crate) enum Happened {
     /// An event of one of its ports.
     Port(PortNum, PortEvent),
     /// The device is being removed (`IBV_EVENT_DEVICE_FATAL`), and waits until its contexts are
@@ -165,7 +165,7 @@ pub enum Happened {
 }
 
 /// An open device. Dropping it closes it.
-pub struct Context<'a> {
+pub(crate) struct Context<'a> {
     library: &'a Library,
     head: NonNull<ContextHead>,
 }
@@ -175,7 +175,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// If no further events will come.
-    pub fn next(&mut self, timeout: Duration) -> io::Result<Option<Happened>> {
+    pub(crate) fn next(&mut self, timeout: Duration) -> io::Result<Option<Happened>> {
         // SAFETY: the head is an open context of libibverbs.
         let raw = unsafe { (*self.head.as_ptr()).async_fd };
         // SAFETY: the descriptor belongs to the context, and is open as long as the context.

@@ -20,7 +20,7 @@ use crate::sys::verbs::{Context, Happened, Library, NoLibrary};
 
 /// A message of a thread.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Event {
+pub(crate) enum Event {
     /// An event of a port.
     Happened(PortName, PortEvent),
     /// Events of a device arrive from now on.
@@ -31,7 +31,7 @@ pub enum Event {
 
 /// The threads.
 #[derive(Debug)]
-pub struct Events {
+pub(crate) struct Events {
     shared: Arc<Shared>,
 }
 
@@ -80,7 +80,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 impl Events {
     /// No events arrive before [`Self::watch`]. `sys` is the mount point of sysfs.
-    pub fn new(sys: &Path) -> (Self, mpsc::Receiver<Event>) {
+    pub(crate) fn new(sys: &Path) -> (Self, mpsc::Receiver<Event>) {
         Self::of(sys, Box::new(Verbs::default()), PAUSE)
     }
 
@@ -97,7 +97,7 @@ impl Events {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn watch(&self, device: DeviceName) -> io::Result<()> {
+    pub(crate) fn watch(&self, device: DeviceName) -> io::Result<()> {
         let mut watched = self.shared.watched();
         if watched.contains(&device) {
             return Ok(());

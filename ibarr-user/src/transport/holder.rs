@@ -14,7 +14,7 @@ use crate::causes::escaped;
 
 /// The holder of a port.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Holder {
+pub(crate) struct Holder {
     uid: u32,
     /// Process id and name (chosen by the process itself); `None` if no visible process has the
     /// socket.
@@ -23,7 +23,7 @@ pub struct Holder {
 
 impl Holder {
     /// Names the holder of `port` and the remedy.
-    pub fn explain(&self, port: u16) -> String {
+    pub(crate) fn explain(&self, port: u16) -> String {
         let keep = "ibarr.socket keeps the port for the daemon";
         match self {
             Self { uid, process: Some((pid, name)) } => {
@@ -51,7 +51,7 @@ impl Holder {
 ///
 /// # Errors
 /// If /proc cannot be read.
-pub fn find(family: Family, port: u16) -> io::Result<Option<Holder>> {
+pub(crate) fn find(family: Family, port: u16) -> io::Result<Option<Holder>> {
     // An IPv6 socket may hold the port of both families.
     let tables: &[&str] = match family {
         Family::V4 => &["udp", "udp6"],

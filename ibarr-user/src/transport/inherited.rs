@@ -10,9 +10,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use ibarr_proto::ip2gid::Family;
 use nix::sys::socket::{SockType, SockaddrStorage, getpeername, getsockname, getsockopt, sockopt};
 
-/// The inherited sockets.
 #[derive(Debug)]
-pub struct Inherited {
+pub(crate) struct Inherited {
     /// The lowest port that any process can bind.
     lowest_free: u16,
     sockets: Vec<Socket>,
@@ -29,11 +28,11 @@ struct Socket {
 
 /// The descriptor name of a socket of the port (`FileDescriptorName=`), for both families: all
 /// sockets of a systemd unit have one name.
-pub const NAME: &str = "ip2gid";
+pub(crate) const NAME: &str = "ip2gid";
 
 impl Inherited {
     /// No sockets. Reads a file of /proc.
-    pub fn none() -> Self {
+    pub(crate) fn none() -> Self {
         let lowest = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").ok();
         let lowest_free = lowest.and_then(|port| port.trim().parse().ok()).unwrap_or(1024);
         Self { lowest_free, sockets: Vec::new(), refused: Vec::new() }
@@ -43,7 +42,7 @@ impl Inherited {
     ///
     /// # Errors
     /// Why it cannot be used, with the remedy.
-    pub fn add(&mut self, fd: OwnedFd) -> Result<(), String> {
+    pub(crate) fn add(&mut self, fd: OwnedFd) -> Result<(), String> {
         let (family, port) = check(&fd)?;
         if self.sockets.iter().any(|other| other.family == family) {
             return Err(format!(
@@ -55,19 +54,19 @@ impl Inherited {
     }
 
     /// Notes why an inherited descriptor of any name is not used.
-    pub fn refuse(&mut self, number: RawFd, name: &str, reason: &str) {
+    pub(crate) fn refuse(&mut self, number: RawFd, name: &str, reason: &str) {
         let name = name.escape_debug();
         self.refused.push(format!("inherited descriptor {number} ({name}) is not used: {reason}"));
     }
 
     /// Duplicates the socket that is bound to `port`.
-    pub fn socket(&self, family: Family, port: u16) -> Option<OwnedFd> {
+    pub(crate) fn socket(&self, family: Family, port: u16) -> Option<OwnedFd> {
         let bound = |socket: &&Socket| socket.family == family && socket.port == port;
         self.sockets.iter().find(bound)?.fd.try_clone().ok()
     }
 
     /// Which descriptors are not used, with reason and remedy, if `udp_port` is to be served.
-    pub fn warnings(&self, udp_port: u16) -> impl Iterator<Item = String> {
+    pub(crate) fn warnings(&self, udp_port: u16) -> impl Iterator<Item = String> {
         let elsewhere = self.sockets.iter().filter(move |socket| socket.port != udp_port);
         let elsewhere = elsewhere.map(move |Socket { fd, family, port }| {
             format!(

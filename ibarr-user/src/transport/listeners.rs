@@ -20,7 +20,7 @@ const INTERVAL: Duration = Duration::from_mins(1);
 
 /// Searches from time to time, until the receiver is dropped. `inode` is that of our own socket.
 /// Must be called within a runtime.
-pub fn watch(inode: u64) -> watch::Receiver<Vec<Listener>> {
+pub(crate) fn watch(inode: u64) -> watch::Receiver<Vec<Listener>> {
     let (sender, receiver) = watch::channel(Vec::new());
     tokio::spawn(async move {
         let mut ticks = interval(INTERVAL);

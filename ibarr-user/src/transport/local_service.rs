@@ -26,7 +26,7 @@ use crate::sys::local_service::{Peer, Quiet, Received, Socket};
 
 /// The socket and its state, see the [module](self).
 #[derive(Debug)]
-pub struct LocalService {
+pub(crate) struct LocalService {
     state: State,
     /// The socket was inherited.
     inherited: bool,
@@ -50,7 +50,7 @@ enum State {
 
 /// An event of the socket.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Event {
+pub(crate) enum Event {
     /// The socket is open.
     Opened {
         /// The kernel's id of the socket.
@@ -65,7 +65,7 @@ pub enum Event {
 }
 
 /// The name of an inherited socket (`FDNAME=`).
-pub const NAME: &str = "ls";
+pub(crate) const NAME: &str = "ls";
 
 ibarr_common::words! {
     /// States of the socket to the kernel's RDMA core.
@@ -88,7 +88,7 @@ const RETRY_REFUSED: Duration = Duration::from_mins(1);
 
 impl LocalService {
     /// Uses the `inherited` socket, or opens one. Must be called within a runtime.
-    pub fn start(inherited: Option<OwnedFd>, counters: Arc<Counters>) -> Self {
+    pub(crate) fn start(inherited: Option<OwnedFd>, counters: Arc<Counters>) -> Self {
         let retry_at = Some(Instant::now());
         let state = State::Closed { reason: String::new(), retry_at };
         let inherits = inherited.is_some();
@@ -102,7 +102,7 @@ impl LocalService {
     }
 
     /// Waits for the next event. Cancel safe.
-    pub async fn next(&mut self) -> Event {
+    pub(crate) async fn next(&mut self) -> Event {
         loop {
             match &self.state {
                 State::Open(socket, _) => {
@@ -128,14 +128,14 @@ impl LocalService {
     }
 
     /// [`Event::Opened`], if the socket is open.
-    pub fn opening(&self) -> Option<Event> {
+    pub(crate) fn opening(&self) -> Option<Event> {
         let State::Open(socket, _) = &self.state else { return None };
         let is_member = socket.is_member().unwrap_or_default();
         Some(Event::Opened { port_id: socket.port_id(), is_member })
     }
 
     /// Joins the group to which the kernel sends its requests; returns whether that succeeded.
-    pub fn join(&mut self) -> bool {
+    pub(crate) fn join(&mut self) -> bool {
         let State::Open(socket, others) = &mut self.state else { return false };
         if let Err(error) = socket.join() {
             let reason = explain(&error);
@@ -153,7 +153,7 @@ impl LocalService {
 
     /// Leaves the group and closes the socket, because the kernel refuses our messages with
     /// `errno`.
-    pub fn leave(&mut self, errno: Errno) {
+    pub(crate) fn leave(&mut self, errno: Errno) {
         let State::Open(socket, _) = &self.state else { return };
         if let Err(error) = socket.leave() {
             warn!(%error, "local service: cannot leave the kernel's group");
@@ -162,13 +162,13 @@ impl LocalService {
     }
 
     /// A copy of the socket, if it is in the kernel's group.
-    pub fn copy(&self) -> Option<io::Result<OwnedFd>> {
+    pub(crate) fn copy(&self) -> Option<io::Result<OwnedFd>> {
         let State::Open(socket, _) = &self.state else { return None };
         socket.is_member().unwrap_or_default().then(|| socket.copy())
     }
 
     /// The state for `ibarr status`.
-    pub fn status(&self) -> (SocketState, Option<String>) {
+    pub(crate) fn status(&self) -> (SocketState, Option<String>) {
         match &self.state {
             State::Open(..) if self.inherited => (SocketState::Inherited, None),
             State::Open(..) => (SocketState::Open, None),
@@ -177,7 +177,7 @@ impl LocalService {
     }
 
     /// Other listeners, as of the last search.
-    pub fn listeners(&self) -> Vec<Listener> {
+    pub(crate) fn listeners(&self) -> Vec<Listener> {
         match &self.state {
             State::Open(_, Some(others)) => others.borrow().clone(),
             _ => Vec::new(),
@@ -185,7 +185,7 @@ impl LocalService {
     }
 
     /// Reads one datagram, truncated to the buffer. Without a socket there is nothing to read.
-    pub fn receive(&mut self, buffer: &mut [u8]) -> Received {
+    pub(crate) fn receive(&mut self, buffer: &mut [u8]) -> Received {
         let State::Open(socket, _) = &self.state else { return Received::Drained };
         let reason = match socket.try_recv(buffer) {
             Ok(Received::Closed) => "the inherited socket was closed at its other end".to_owned(),
@@ -196,8 +196,7 @@ impl LocalService {
         Received::Closed
     }
 
-    /// See [`Socket::quiet`].
-    pub fn quiet(&self) -> Option<Quiet> {
+    pub(crate) fn quiet(&self) -> Option<Quiet> {
         match &self.state {
             State::Open(socket, _) => Some(socket.quiet()),
             State::Closed { .. } => None,
@@ -205,12 +204,12 @@ impl LocalService {
     }
 
     /// Whether no message waits to be sent.
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.unsent.is_none()
     }
 
     /// Sends now, or when there is room. Call it only while [`has_room`](Self::has_room).
-    pub fn send(&mut self, message: &[u8]) {
+    pub(crate) fn send(&mut self, message: &[u8]) {
         let State::Open(socket, _) = &self.state else { return };
         match socket.try_send(message) {
             Ok(()) => {}
@@ -226,7 +225,7 @@ impl LocalService {
     }
 
     /// Sends the waiting message, if there is room now.
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         if let Some(message) = self.unsent.take() {
             self.send(&message);
         }

@@ -4,7 +4,7 @@
 //!
 //! | channel | from → to | depth | when full |
 //! |---|---|---|---|
-//! | batches | server sockets → engine | [`BATCHES`]: one per socket | the socket waits for its replies; datagrams beyond the kernel's receive buffer ([`server::HOLD`]) are dropped, `transport.query-dropped` |
+//! | batches | server sockets → engine | [`BATCHES`]: one per socket | the socket waits for its replies; datagrams beyond the kernel's receive buffer (`server::HOLD`) are dropped, `transport.query-dropped` |
 //! | datagrams | query sockets → engine | [`DATAGRAMS`]: twice the burst that one wake-up can bring with a full pending table | newest dropped, `transport.reply-dropped`, `transport.refusal-dropped` |
 //! | view | rtnetlink → engine | [`VIEW_INPUTS`]: the messages of one datagram | the socket waits; the kernel reports events that overflow its buffer, and a dump follows |
 //! | dump requests | engine → rtnetlink | 1 per subject: a second one asks for the same | not sent |
@@ -29,19 +29,19 @@
 //! | preloaded files | thread → engine | 1: there is one such thread | |
 
 pub mod acm;
-pub mod events;
-pub mod holder;
-pub mod inherited;
-pub mod listeners;
-pub mod local_service;
-pub mod names;
-pub mod ports;
-pub mod queries;
+pub(crate) mod events;
+pub(crate) mod holder;
+pub(crate) mod inherited;
+pub(crate) mod listeners;
+pub(crate) mod local_service;
+pub(crate) mod names;
+pub(crate) mod ports;
+pub(crate) mod queries;
 pub mod rtnetlink;
-pub mod server;
-pub mod snapshot;
-pub mod socket_file;
-pub mod umad;
+pub(crate) mod server;
+pub(crate) mod snapshot;
+pub(crate) mod socket_file;
+pub(crate) mod umad;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -14,34 +14,33 @@ use tracing::debug;
 
 /// Looks names up, see the [module](self).
 #[derive(Debug)]
-pub struct Names {
+pub(crate) struct Names {
     named: mpsc::Sender<Named>,
     resolve: Resolve,
 }
 
 /// The addresses of a name.
 #[derive(Debug)]
-pub struct Named {
-    /// The name.
+pub(crate) struct Named {
     pub name: Name,
     /// Its addresses, in the resolver's order; none if it knows none.
     pub addresses: Vec<IpAddr>,
 }
 
 /// Finds the addresses of a name, and may block.
-pub type Resolve = fn(&str) -> io::Result<Vec<IpAddr>>;
+pub(crate) type Resolve = fn(&str) -> io::Result<Vec<IpAddr>>;
 
 /// Asks the system's resolver.
 ///
 /// # Errors
 /// Those of getaddrinfo(3).
-pub fn resolve(name: &str) -> io::Result<Vec<IpAddr>> {
+pub(crate) fn resolve(name: &str) -> io::Result<Vec<IpAddr>> {
     Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
 }
 
 impl Names {
     /// Looks names up by `resolve`.
-    pub fn new(resolve: Resolve) -> (Self, mpsc::Receiver<Named>) {
+    pub(crate) fn new(resolve: Resolve) -> (Self, mpsc::Receiver<Named>) {
         let (named, answers) = mpsc::channel(super::NAMES);
         (Self { named, resolve }, answers)
     }
@@ -50,7 +49,7 @@ impl Names {
     ///
     /// # Errors
     /// If no thread can be started.
-    pub fn ask(&self, name: Name) -> io::Result<()> {
+    pub(crate) fn ask(&self, name: Name) -> io::Result<()> {
         let (named, resolve) = (self.named.clone(), self.resolve);
         let ask = move || {
             let addresses = resolve(name.as_str()).unwrap_or_else(|error| {

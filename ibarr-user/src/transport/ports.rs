@@ -38,7 +38,7 @@ pub struct Dirs {
 
 /// A message of a thread.
 #[derive(Debug)]
-pub enum Event {
+pub(crate) enum Event {
     /// A port is new or has changed.
     Port {
         /// Device and port number.
@@ -56,11 +56,11 @@ pub enum Event {
 
 /// Held by the user of a umad device. When it is dropped, the device is opened again.
 #[derive(Debug, Default)]
-pub struct Token(Arc<()>);
+pub(crate) struct Token(Arc<()>);
 
 /// The threads that watch ports.
 #[derive(Debug)]
-pub struct Ports {
+pub(crate) struct Ports {
     poke: Arc<Poke>,
 }
 
@@ -69,7 +69,7 @@ impl Ports {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn start(dirs: Dirs) -> io::Result<(Self, mpsc::Receiver<Event>)> {
+    pub(crate) fn start(dirs: Dirs) -> io::Result<(Self, mpsc::Receiver<Event>)> {
         let (events, received) = mpsc::channel(super::PORT_EVENTS);
         let poke = Arc::new(Poke::default());
         let watch = Watch { dirs, poke: Arc::clone(&poke), events };
@@ -78,7 +78,7 @@ impl Ports {
     }
 
     /// Makes the threads look now, because something about ports has probably changed.
-    pub fn look(&self) {
+    pub(crate) fn look(&self) {
         self.poke.poke();
     }
 }

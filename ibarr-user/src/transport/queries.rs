@@ -21,8 +21,7 @@ use crate::sys::{udp_errors, udp_options};
 
 /// An event of a socket.
 #[derive(Clone, Copy, Debug)]
-pub enum Heard {
-    /// A datagram.
+pub(crate) enum Heard {
     Datagram(Datagram),
     /// An ICMP error: a port is unreachable.
     Refusal(Refusal),
@@ -30,7 +29,7 @@ pub enum Heard {
 
 impl Heard {
     /// The input for the core.
-    pub fn input(&self) -> client::Input<'_> {
+    pub(crate) fn input(&self) -> client::Input<'_> {
         match self {
             Self::Datagram(Datagram { socket, from, ifindex, payload }) => {
                 client::Input::Datagram {
@@ -49,7 +48,7 @@ impl Heard {
 
 /// A datagram that may be a reply.
 #[derive(Clone, Copy, Debug)]
-pub struct Datagram {
+pub(crate) struct Datagram {
     socket: SocketId,
     from: SocketAddr,
     ifindex: IfIndex,
@@ -58,7 +57,7 @@ pub struct Datagram {
 
 /// An ICMP error that says that the port of a datagram is unreachable.
 #[derive(Clone, Copy, Debug)]
-pub struct Refusal {
+pub(crate) struct Refusal {
     /// The socket that sent the datagram.
     socket: SocketId,
     to: SocketAddr,
@@ -80,7 +79,7 @@ impl AsRef<[u8]> for Start {
 
 /// The open sockets, each with the task that reads it.
 #[derive(Debug)]
-pub struct Sockets {
+pub(crate) struct Sockets {
     open: HashMap<SocketId, (Arc<UdpSocket>, AbortHandle)>,
     readers: JoinSet<()>,
     heard: mpsc::Sender<Heard>,
@@ -97,7 +96,7 @@ const HOLD: usize = 2 << 20;
 impl Sockets {
     /// No sockets. A datagram that finds no room in `heard` is dropped and counted; so is an ICMP
     /// error if less than half of `heard` is free.
-    pub fn new(heard: mpsc::Sender<Heard>, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(heard: mpsc::Sender<Heard>, counters: Arc<Counters>) -> Self {
         Self { open: HashMap::new(), readers: JoinSet::new(), heard, counters, dropped: 0 }
     }
 
@@ -105,7 +104,7 @@ impl Sockets {
     ///
     /// # Errors
     /// Errors of socket(2) and bind(2), such as `EMFILE`.
-    pub fn open(&mut self, socket: SocketId) -> io::Result<()> {
+    pub(crate) fn open(&mut self, socket: SocketId) -> io::Result<()> {
         self.try_open(socket).inspect_err(|error| self.counters.count(not_opened(error)))
     }
 
@@ -128,7 +127,7 @@ impl Sockets {
     }
 
     /// Closes `socket`, if it is open.
-    pub fn close(&mut self, socket: SocketId) {
+    pub(crate) fn close(&mut self, socket: SocketId) {
         if let Some((udp, reader)) = self.open.remove(&socket) {
             self.dropped += u64::from(udp_options::dropped(&*udp).unwrap_or_default());
             reader.abort();
@@ -138,7 +137,7 @@ impl Sockets {
 
     /// How many datagrams the kernel has dropped at open and closed sockets, because there was no
     /// room or they were damaged.
-    pub fn dropped(&self) -> u64 {
+    pub(crate) fn dropped(&self) -> u64 {
         let of_open = self.open.values().map(|(udp, _)| udp_options::dropped(&**udp));
         self.dropped + of_open.map(|dropped| u64::from(dropped.unwrap_or_default())).sum::<u64>()
     }
@@ -147,7 +146,7 @@ impl Sockets {
     ///
     /// # Errors
     /// See [`UdpSocket::try_send`].
-    pub fn send(&self, transmit: &Transmit) -> io::Result<()> {
+    pub(crate) fn send(&self, transmit: &Transmit) -> io::Result<()> {
         let &Transmit { socket, to, egress, source, ref payload } = transmit;
         let source = Source { address: source, egress };
         let open = self.open.get(&socket).ok_or(ErrorKind::NotConnected.into());

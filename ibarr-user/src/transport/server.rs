@@ -30,8 +30,7 @@ use crate::sys::udp_options;
 
 /// What a socket tells the engine.
 #[derive(Debug)]
-pub enum Event {
-    /// Datagrams have come.
+pub(crate) enum Event {
     Queries(Batch),
     /// The replies to a batch, each with the error of the kernel that refused to send it, or 0.
     Sent(Vec<(Transmit, i32)>),
@@ -39,7 +38,7 @@ pub enum Event {
 
 /// The datagrams of one read, at most [`BATCH`].
 #[derive(Debug)]
-pub struct Batch {
+pub(crate) struct Batch {
     /// In the order of arrival.
     pub queries: Vec<Query>,
     /// Takes the engine's replies, in any order; there may be fewer replies than queries.
@@ -48,7 +47,7 @@ pub struct Batch {
 
 /// A datagram that may be a query.
 #[derive(Clone, Copy, Debug)]
-pub struct Query {
+pub(crate) struct Query {
     received: Received,
     buffer: [u8; CUT],
 }
@@ -58,7 +57,7 @@ const CUT: usize = ip2gid::MAX_LEN + 1;
 
 impl Query {
     /// The datagram with its first bytes, enough to classify it.
-    pub fn received(&self) -> server::Received<'_> {
+    pub(crate) fn received(&self) -> server::Received<'_> {
         let Received { from, to, ifindex: ingress, is_local, len } = self.received;
         let payload = &self.buffer[..len.min(self.buffer.len())];
         server::Received { from, to, ingress, is_local, payload }
@@ -67,7 +66,7 @@ impl Query {
 
 /// The state of a socket of the port.
 #[derive(Clone, Debug)]
-pub enum State {
+pub(crate) enum State {
     /// Not bound yet.
     Starting,
     /// Bound.
@@ -85,7 +84,7 @@ pub enum State {
 
 impl State {
     /// How many datagrams the kernel has dropped at the socket.
-    pub fn dropped(&self) -> u32 {
+    pub(crate) fn dropped(&self) -> u32 {
         match self {
             Self::Serving { socket, dropped_before, .. } => {
                 udp_options::dropped(socket).map_or(0, |all| all.wrapping_sub(*dropped_before))
@@ -97,11 +96,11 @@ impl State {
 
 /// Datagrams read before the engine is called: enough to make its turn cheap, few enough that a
 /// flood of queries occupies the engine for less than 100 µs at a time.
-pub const BATCH: usize = mmsg::MAX;
+pub(crate) const BATCH: usize = mmsg::MAX;
 
 /// Receive buffer of a socket, in bytes: it holds the queries of 10,000 peers that ask at once
 /// while the daemon is busy, and a sixth more.
-pub const HOLD: usize = 96 << 20;
+pub(crate) const HOLD: usize = 96 << 20;
 
 const _: () = assert!(HOLD / udp_options::TRUESIZE > 10_000 + 10_000 / 6);
 
@@ -113,8 +112,7 @@ const RETRY: Duration = Duration::from_secs(5);
 const LOOK_EVERY: u32 = 12;
 
 /// A VRF, and the state of the socket that has the port outside of it.
-pub struct Vrf {
-    /// Its device.
+pub(crate) struct Vrf {
     pub name: InterfaceName,
     /// The socket is opened first.
     pub outside: watch::Receiver<State>,
@@ -131,7 +129,7 @@ impl Vrf {
 
 /// Serves `port` for one family, by the `inherited` socket if there is one, or in a VRF, until `batches`
 /// is closed or `state` has no receiver. A port that is taken is reported once, and tried again.
-pub async fn serve(
+pub(crate) async fn serve(
     family: Family,
     port: u16,
     mut inherited: Option<OwnedFd>,

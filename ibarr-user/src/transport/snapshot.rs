@@ -21,13 +21,13 @@ use crate::regular_file::{self, Link};
 
 /// The sender of orders.
 #[derive(Debug)]
-pub struct Keeper {
+pub(crate) struct Keeper {
     orders: mpsc::Sender<Order>,
 }
 
 /// An order for the thread.
 #[derive(Debug)]
-pub enum Order {
+pub(crate) enum Order {
     /// Read the file, which may hold at most this many paths.
     Read(PathBuf, usize),
     /// Write a part of the file. The complete one is renamed to its final name; an unfinished one is discarded.
@@ -36,7 +36,7 @@ pub enum Order {
 
 /// The outcome of an order.
 #[derive(Debug)]
-pub enum Event {
+pub(crate) enum Event {
     /// The contents of the file, and its age.
     Read(Snapshot, Duration),
     /// The file cannot be used, for this reason.
@@ -54,7 +54,7 @@ impl Keeper {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn start(counters: Arc<Counters>) -> io::Result<(Self, mpsc::Receiver<Event>)> {
+    pub(crate) fn start(counters: Arc<Counters>) -> io::Result<(Self, mpsc::Receiver<Event>)> {
         let (orders, ordered) = mpsc::channel(super::SNAPSHOT_ORDERS);
         let (events, told) = mpsc::channel(super::SNAPSHOT_EVENTS);
         let thread = Thread { events, counters, begun: None };
@@ -63,12 +63,12 @@ impl Keeper {
     }
 
     /// Room for an order, if there is any.
-    pub fn try_reserve(&self) -> Option<mpsc::Permit<'_, Order>> {
+    pub(crate) fn try_reserve(&self) -> Option<mpsc::Permit<'_, Order>> {
         self.orders.try_reserve().ok()
     }
 
     /// Sends an order when there is room.
-    pub async fn order(&self, order: Order) {
+    pub(crate) async fn order(&self, order: Order) {
         // Without the thread no snapshot is kept.
         drop(self.orders.send(order).await);
     }

@@ -19,7 +19,7 @@ use thiserror::Error;
 use tracing::warn;
 
 /// How often to [look](SocketFile::look).
-pub const LOOK: Duration = Duration::from_secs(2);
+pub(crate) const LOOK: Duration = Duration::from_secs(2);
 
 /// Why a socket file is not there.
 #[derive(Debug, Error)]
@@ -42,7 +42,7 @@ pub enum Error {
 
 /// A socket that listens at a file. Dropping it removes the file, if it is ours.
 #[derive(Debug)]
-pub struct SocketFile {
+pub(crate) struct SocketFile {
     path: PathBuf,
     /// While it is open, no other file gets its inode number.
     listener: UnixListener,
@@ -55,7 +55,7 @@ impl SocketFile {
     ///
     /// # Errors
     /// If something else has the name, or the socket cannot be made.
-    pub fn bind(path: &Path) -> Result<Self, Error> {
+    pub(crate) fn bind(path: &Path) -> Result<Self, Error> {
         let io_error = |error| Error::Io(path.to_owned(), error);
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -89,13 +89,13 @@ impl SocketFile {
     ///
     /// # Errors
     /// Errors of dup(2) and epoll_ctl(2).
-    pub fn listen(&self) -> Result<tokio::net::UnixListener, Error> {
+    pub(crate) fn listen(&self) -> Result<tokio::net::UnixListener, Error> {
         let listener = self.listener.try_clone().and_then(tokio::net::UnixListener::from_std);
         listener.map_err(|error| Error::Io(self.path.clone(), error))
     }
 
     /// Whether no other program has removed or replaced the file.
-    pub fn is_there(&self) -> bool {
+    pub(crate) fn is_there(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok_and(|there| identity(&there) == self.file)
     }
 
@@ -103,7 +103,7 @@ impl SocketFile {
     ///
     /// # Errors
     /// If another file has its name, or it cannot be made yet.
-    pub fn look(&mut self, now: Instant) -> Result<bool, Error> {
+    pub(crate) fn look(&mut self, now: Instant) -> Result<bool, Error> {
         if self.is_there() {
             return Ok(false);
         }
@@ -130,7 +130,7 @@ impl Drop for SocketFile {
 }
 
 /// Device and inode.
-pub fn identity(file: &Metadata) -> (u64, u64) {
+pub(crate) fn identity(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 

@@ -23,7 +23,7 @@ use crate::sys::umad::{Device, Opened};
 
 /// All ports that ever existed, and the umad devices that are open.
 #[derive(Debug)]
-pub struct Umads {
+pub(crate) struct Umads {
     /// The index of a port is its position here, which never changes.
     names: Vec<PortName>,
     open: BTreeMap<PortIndex, OpenDevice>,
@@ -35,7 +35,7 @@ pub struct Umads {
 
 /// An event of a umad device.
 #[derive(Debug)]
-pub struct Event {
+pub(crate) struct Event {
     port: PortIndex,
     /// The number of the opening, which tells a reopened device from the old one.
     opening: u64,
@@ -45,7 +45,7 @@ pub struct Event {
 
 /// The meaning of an [`Event`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Meaning<'a> {
+pub(crate) enum Meaning<'a> {
     /// A MAD has arrived.
     Mad {
         /// The port that received it.
@@ -65,7 +65,7 @@ pub enum Meaning<'a> {
 
 /// The outcome of sending a MAD.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Sending {
+pub(crate) enum Sending {
     /// The kernel took it.
     Sent,
     /// The kernel does not take it now, or the device is not open.
@@ -91,13 +91,13 @@ impl Drop for OpenDevice {
 
 impl Umads {
     /// Without ports.
-    pub fn new(events: mpsc::Sender<Event>, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(events: mpsc::Sender<Event>, counters: Arc<Counters>) -> Self {
         let (names, open, blocked) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         Self { names, open, blocked, next: 0, events, counters }
     }
 
     /// The index of a port. `None` beyond 65,536 ports.
-    pub fn index(&mut self, name: PortName) -> Option<PortIndex> {
+    pub(crate) fn index(&mut self, name: PortName) -> Option<PortIndex> {
         let place = self.names.iter().position(|known| *known == name).unwrap_or_else(|| {
             self.names.push(name);
             self.names.len() - 1
@@ -106,7 +106,7 @@ impl Umads {
     }
 
     /// Takes over the open umad device of a port. Must be called within a runtime.
-    pub fn open(&mut self, port: PortIndex, opened: Opened, token: Token) {
+    pub(crate) fn open(&mut self, port: PortIndex, opened: Opened, token: Token) {
         let device = match Device::adopt(opened) {
             Ok(device) => Arc::new(device),
             Err(error) => return self.block(port, Some(format!("cannot be awaited: {error}"))),
@@ -123,7 +123,7 @@ impl Umads {
 
     /// Notes that the umad device of a port is not open, for this reason; `None` if it is unknown
     /// whether there is one.
-    pub fn block(&mut self, port: PortIndex, reason: Option<String>) {
+    pub(crate) fn block(&mut self, port: PortIndex, reason: Option<String>) {
         let Some(reason) = reason else { return };
         if self.blocked.get(&port) != Some(&reason) {
             warn!(
@@ -137,23 +137,23 @@ impl Umads {
     }
 
     /// Closes the device of a port that was removed.
-    pub fn close(&mut self, port: PortIndex) {
+    pub(crate) fn close(&mut self, port: PortIndex) {
         self.open.remove(&port);
         self.blocked.remove(&port);
     }
 
     /// Whether the umad device of a port is open.
-    pub fn is_open(&self, port: PortIndex) -> bool {
+    pub(crate) fn is_open(&self, port: PortIndex) -> bool {
         self.open.contains_key(&port)
     }
 
     /// Why the umad device is not open, for people.
-    pub fn why_not(&self, port: PortIndex) -> Option<&str> {
+    pub(crate) fn why_not(&self, port: PortIndex) -> Option<&str> {
         self.blocked.get(&port).map(String::as_str)
     }
 
     /// Sends a MAD through the umad device of its port.
-    pub fn send(&mut self, transmit: &Transmit) -> Sending {
+    pub(crate) fn send(&mut self, transmit: &Transmit) -> Sending {
         let Some(OpenDevice { device, .. }) = self.open.get(&transmit.port) else {
             return Sending::Refused;
         };
@@ -179,8 +179,7 @@ impl Umads {
         }
     }
 
-    /// Interprets an event.
-    pub fn read<'a>(&mut self, event: &'a Event) -> Meaning<'a> {
+    pub(crate) fn read<'a>(&mut self, event: &'a Event) -> Meaning<'a> {
         let is_it = |open: &&OpenDevice| open.opening == event.opening;
         let Some(OpenDevice { device, .. }) = self.open.get(&event.port).filter(is_it) else {
             return Meaning::Nothing;
@@ -217,12 +216,12 @@ impl Umads {
     }
 
     /// Device and number of a port.
-    pub fn name(&self, port: PortIndex) -> String {
+    pub(crate) fn name(&self, port: PortIndex) -> String {
         self.port_name(port).map_or_else(String::new, |name| name.to_string())
     }
 
     /// The name of a port, if there ever was such a port.
-    pub fn port_name(&self, port: PortIndex) -> Option<PortName> {
+    pub(crate) fn port_name(&self, port: PortIndex) -> Option<PortName> {
         self.names.get(usize::from(port.0)).copied()
     }
 }

@@ -16,7 +16,6 @@ use crate::support::{TempDir, free_port, program};
 
 /// The peers' addresses are 10.9.0.2 to 10.9.0.9, and fd00:9::2. Nothing listens at the last but one.
 pub(crate) const REFUSES: &str = "10.9.0.9";
-/// Answers nothing.
 pub(crate) const SILENT: &str = "10.9.0.8";
 
 /// What the peers answer; an address without a GID has no answer.

@@ -14,7 +14,6 @@ use crate::transport::ports::Dirs;
 /// `ARPHRD_INFINIBAND`.
 pub(super) const INFINIBAND: &str = "32";
 
-/// Examines the machine.
 pub(super) fn checks(dirs: &Dirs) -> Vec<Check> {
     vec![modules(&dirs.sys), ports(&dirs.sys), interfaces(&dirs.sys), umad(dirs)]
 }

@@ -24,7 +24,6 @@ use crate::transport::rtnetlink::NoRoute;
 pub(in crate::cli) enum Peer {
     /// By an address or a name.
     Ip(Destination),
-    /// By a GID.
     Gid(Gid),
 }
 

@@ -31,7 +31,6 @@ pub(super) enum Kind {
 /// The most peers that are shown.
 const PEERS: usize = 5;
 
-/// All lines.
 pub(super) fn lines(top: &Top) -> Vec<Line> {
     let uptime = humantime::format_duration(top.uptime_s.into());
     let state = top.health.map_or("not ready yet".to_owned(), |state| state.to_string());

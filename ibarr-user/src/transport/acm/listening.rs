@@ -87,8 +87,7 @@ impl Listener {
 /// replaced the socket.
 #[derive(Debug)]
 pub struct Made {
-    /// The socket.
-    pub file: SocketFile,
+    pub(crate) file: SocketFile,
     /// The link beside it.
     pub link: Link,
 }
@@ -98,7 +97,7 @@ impl Made {
     ///
     /// # Errors
     /// Those of [`SocketFile::bind`].
-    pub fn bind(path: &Path) -> Result<Self, socket_file::Error> {
+    pub(crate) fn bind(path: &Path) -> Result<Self, socket_file::Error> {
         let link = Link::new(path.with_file_name(FOR_LIBRDMACM), path.to_owned());
         Ok(Self { file: SocketFile::bind(path)?, link })
     }

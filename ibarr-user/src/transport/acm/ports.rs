@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A port file that stays.
 #[derive(Debug, thiserror::Error)]
-pub enum Kept {
+pub(crate) enum Kept {
     /// A program listens at its port.
     #[error("{}: a program listens at its port, and librdmacm asks it: stop ibacm", .0.display())]
     Live(PathBuf),
@@ -34,7 +34,7 @@ pub enum Kept {
 }
 
 /// Removes the port files in `dir` at whose port nothing listens. Files with the port `ours` stay.
-pub fn remove_stale(dir: &Path, ours: Option<NonZeroU16>) -> Vec<Kept> {
+pub(crate) fn remove_stale(dir: &Path, ours: Option<NonZeroU16>) -> Vec<Kept> {
     let names = [FOR_LIBRDMACM, FOR_TOOLS];
     names.iter().filter_map(|name| remove_if_stale(&dir.join(name), ours).err()).collect()
 }
@@ -55,12 +55,11 @@ fn port_in(path: &Path) -> Option<NonZeroU16> {
 
 /// The port files that this process has made. Dropping it removes them, unless others have replaced them.
 #[derive(Debug)]
-pub struct Files {
+pub(crate) struct Files {
     file: PathBuf,
     /// Leads librdmacm to the file.
     pub link: Link,
     port: NonZeroU16,
-    /// The file's inode.
     inode: u64,
 }
 
@@ -69,7 +68,7 @@ impl Files {
     ///
     /// # Errors
     /// If a file is there already, or the directory belongs to another user.
-    pub fn write(dir: &Path, port: NonZeroU16) -> io::Result<Self> {
+    pub(crate) fn write(dir: &Path, port: NonZeroU16) -> io::Result<Self> {
         let [file, link] = [FOR_TOOLS, FOR_LIBRDMACM].map(|name| dir.join(name));
         let mut made = OpenOptions::new().write(true).create_new(true).open(&file)?;
         let link = Link::new(link, file.clone());
@@ -80,7 +79,7 @@ impl Files {
     }
 
     /// Whether the file is there as it was made.
-    pub fn is_ours(&self) -> bool {
+    pub(crate) fn is_ours(&self) -> bool {
         let is_same = |file: fs::Metadata| file.is_file() && file.ino() == self.inode;
         fs::symlink_metadata(&self.file).is_ok_and(is_same)
             && port_in(&self.file) == Some(self.port)

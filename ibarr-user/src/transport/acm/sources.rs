@@ -18,7 +18,7 @@ const MOST: usize = 4096;
 
 /// What is remembered, and the searches that wait for the kernel.
 #[derive(Debug, Default)]
-pub struct Sources {
+pub(crate) struct Sources {
     by_target: HashMap<IpAddr, IpAddr>,
     until: Instant,
     /// A target is asked for once. The core bounds its searches.
@@ -27,7 +27,7 @@ pub struct Sources {
 
 impl Sources {
     /// The source of packets to `target`, if it is remembered.
-    pub fn to(&mut self, now: Instant, target: IpAddr) -> Option<IpAddr> {
+    pub(crate) fn to(&mut self, now: Instant, target: IpAddr) -> Option<IpAddr> {
         if self.until <= now {
             self.forget();
         }
@@ -35,14 +35,14 @@ impl Sources {
     }
 
     /// A search waits for the source. Returns whether the kernel has to be asked.
-    pub fn wait(&mut self, target: IpAddr, search: LookupId) -> bool {
+    pub(crate) fn wait(&mut self, target: IpAddr, search: LookupId) -> bool {
         let searches = self.asked.entry(target).or_default();
         searches.push(search);
         searches.len() == 1
     }
 
     /// The kernel has answered. Returns the searches that wait for it.
-    pub fn answered(
+    pub(crate) fn answered(
         &mut self,
         now: Instant,
         target: IpAddr,
@@ -61,7 +61,7 @@ impl Sources {
     }
 
     /// Addresses or routes may have changed.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.by_target.clear();
     }
 }

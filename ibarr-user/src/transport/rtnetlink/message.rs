@@ -315,7 +315,6 @@ pub(super) fn dump_addresses(seq: u32) -> Vec<u8> {
     request(Rtm::Getaddr, NlmF::DUMP, seq, message)
 }
 
-/// A complete request.
 pub(crate) fn request<P: Size + ToBytes>(kind: Rtm, flags: NlmF, seq: u32, message: P) -> Vec<u8> {
     let message = NlmsghdrBuilder::default()
         .nl_type(kind)

@@ -64,7 +64,6 @@ pub struct Watch {
 /// An order for a listener. A later order replaces one that was not read yet.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// No order yet.
     None,
     Dump,
     Leave,

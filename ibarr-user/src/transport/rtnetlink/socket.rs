@@ -55,7 +55,6 @@ impl Socket {
         Ok(Self { fd: fd::watch(fd, Interest::READABLE)?, portid, buffer })
     }
 
-    /// See [`netlink::set_strict`].
     pub(super) fn set_strict(&self) -> nix::Result<()> {
         netlink::set_strict(self.fd.get_ref())
     }
