@@ -17,7 +17,6 @@ use crate::tools;
 pub(crate) enum Privilege {
     /// Directly, because we are root.
     Root,
-    /// Through sudo.
     Sudo,
     /// As the current user, because sudo is missing or not wanted.
     Unprivileged,

@@ -9,7 +9,6 @@ use super::Problems;
 /// The crates that one of our crates may depend on.
 struct Arrows {
     from: &'static str,
-    /// Our crates.
     ours: &'static [&'static str],
     /// Our crates that its tests may use as well.
     tests: &'static [&'static str],

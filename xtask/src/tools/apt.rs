@@ -19,7 +19,6 @@ pub(super) struct Apt {
     archives: PathBuf,
 }
 
-/// A downloaded package.
 pub(super) struct Fetched {
     pub(super) name: String,
     pub(super) version: String,

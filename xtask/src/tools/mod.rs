@@ -134,7 +134,6 @@ pub(crate) fn archive(directory: &Path, suite: &str) -> Result<Archive> {
     Ok(archive)
 }
 
-/// An unpacked set.
 pub(crate) struct Unpacked {
     /// Its directory: `bin/` has its programs, `root/` its packages.
     pub(crate) prefix: PathBuf,

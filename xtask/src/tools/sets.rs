@@ -77,7 +77,6 @@ pub(crate) const LIBFUZZER: Set = Set {
     suites: &["bookworm"],
 };
 
-/// Virtual machines.
 pub(crate) const QEMU: Set = Set {
     name: "qemu",
     purpose: "runs stock kernels in a virtual machine, for `vm`",

@@ -38,7 +38,6 @@ impl<W: Write> Archive<W> {
         self.with_parents(path, Kind::File, 0o755, content)
     }
 
-    /// Adds a file.
     pub(super) fn file(&mut self, path: &str, content: &[u8]) -> io::Result<()> {
         self.with_parents(path, Kind::File, 0o644, content)
     }

@@ -59,7 +59,6 @@ impl Tap {
         self.failed.len()
     }
 
-    /// The measured figures.
     pub(super) fn figures(&self) -> &[String] {
         &self.figures
     }
