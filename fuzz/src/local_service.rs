@@ -61,7 +61,6 @@ struct World {
     last_nudge: Option<Instant>,
     /// Answers since the last nudge.
     answers: u32,
-    /// Number of nudges.
     nudges: usize,
     causes: usize,
     overruns_from: Instant,

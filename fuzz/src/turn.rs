@@ -79,7 +79,6 @@ struct World {
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Owed {
     Nothing,
-    /// Of an input.
     OfInput,
     /// Of a message of the kernel.
     OfMessage,
