@@ -37,7 +37,7 @@ const MODULES: [&str; 7] = ["as", "client", "neighbours", "routing", "rules", "s
 
 const RULES: [Rule; 10] = [
     ("type-aliases", "type aliases", |file| code(file).filter(|line| is_alias(line)).count()),
-    ("short-docs", "doc lines of two or three words", short_docs),
+    ("short-docs", "documentations of two or three words", short_docs),
     ("README.md", "words", |file| if file.path == "README.md" { words(file) } else { 0 }),
     (
         "ARCHITECTURE.md",
@@ -112,7 +112,8 @@ fn is_alias(line: &str) -> bool {
 
 fn short_docs(file: &File) -> usize {
     let lines = if file.has_extension(&["rs"]) { file.text.lines() } else { "".lines() };
-    let texts = lines.filter_map(|line| line.trim_start().strip_prefix("/// "));
+    let lines: Vec<_> = lines.map(|line| line.trim_start().strip_prefix("///")).collect();
+    let texts = lines.split(Option::is_none).filter(|text| text.len() == 1).flatten().flatten();
     texts.filter(|text| (2..=3).contains(&text.split_whitespace().count())).count()
 }
 
@@ -134,7 +135,7 @@ mod tests {
     fn each_rule_counts_what_it_names() {
         let aliases = "type A = u8;\npub type B = u8;\npub(crate) type C = u8;\n    type D = u8;\n";
         assert_eq!(counts("a/src/b.rs", aliases), [("type-aliases", 3)]);
-        let docs = "/// One.\n/// The port.\n    /// The other port.\n/// The port of a node.\n";
+        let docs = "/// One.\n\n/// The port.\na\n    /// The other port.\nb\n/// The port of\n/// a node.\n";
         assert_eq!(counts("a/src/b.rs", docs), [("short-docs", 2)]);
         assert_eq!(counts("README.md", "two words\n"), [("README.md", 2), ("documents", 2)]);
         assert_eq!(counts("docs/a.md", "two words\n"), [("documents", 2)]);
