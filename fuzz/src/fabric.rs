@@ -6,9 +6,9 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Lid, PKey, Qpn, Sl};
 use ibarr_common::wire::mad::{AttributeId, Method, Tid};
-use ibarr_common::wire::packet::{self, Datagram, GrhWire, Packet};
-use ibarr_common::wire::smp::Smp;
 use ibarr_fabric::topology::{NodeId, PortId};
+use ibarr_fabric::wire::packet::{self, Datagram, GrhWire, Packet};
+use ibarr_fabric::wire::smp::Smp;
 use ibarr_fabric::{Event, Fabric, Fault, Input, LinkFault, MAX_QUEUED, Topology};
 
 use crate::script::Script;

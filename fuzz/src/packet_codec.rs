@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use ibarr_common::wire::mad::{AttributeId, Method};
-use ibarr_common::wire::packet::{Datagram, MAX_LEN, OPCODE_UD_SEND, Packet, icrc, route, vcrc};
-use ibarr_common::wire::smp::Smp;
+use ibarr_fabric::wire::packet::{Datagram, MAX_LEN, OPCODE_UD_SEND, Packet, icrc, route, vcrc};
+use ibarr_fabric::wire::smp::Smp;
 
 /// An accepted packet has its payload inside its bytes, and a datagram is written as one that is read as
 /// the same. After a router has changed a packet, it is still legal, and its invariant checksum is the

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use ibarr_common::wire::{mad, packet};
+use ibarr_common::wire::mad;
+
+use crate::wire::packet;
 
 /// Why a packet was dropped.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]

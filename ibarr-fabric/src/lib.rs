@@ -14,6 +14,7 @@ pub mod ibtun;
 pub mod pcap;
 pub mod sa;
 pub mod topology;
+pub mod wire;
 
 mod drops;
 mod fabric;

@@ -4,11 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use ibarr_common::ib::{Guid, Lid, PKey};
-use ibarr_common::wire::smp::{
+use crate::wire::smp::{
     MulticastForwardingBlock, NodeInfoWire, NodeType, PhysicalState, PortInfoWire, PortState,
     SwitchInfoWire,
 };
+use ibarr_common::ib::{Guid, Lid, PKey};
 
 use crate::topology::{self, PortId, Topology};
 

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use ibarr_common::wire::packet::{MAX_LEN, icrc, vcrc};
+use crate::wire::packet::{MAX_LEN, icrc, vcrc};
 use zerocopy::network_endian::U16 as Be16;
 use zerocopy::{Immutable, IntoBytes};
 

@@ -2,12 +2,12 @@
 
 //! The performance management agent of a node: the counters of its ports (IBA vol. 1 §16.1).
 
-use ibarr_common::wire::class_port_info::ClassPortInfo;
-use ibarr_common::wire::mad::{self, AttributeId, Class, Header, Method, Status};
-use ibarr_common::wire::perf::{
+use crate::wire::perf::{
     ALL_PORT_SELECT, CLASS_VERSION, DATA_LEN, EXTENDED_WIDTH, HeaderWire, PORT_COUNTERS,
     PORT_COUNTERS_EXTENDED, PortCountersExtendedWire, PortCountersWire,
 };
+use ibarr_common::wire::class_port_info::ClassPortInfo;
+use ibarr_common::wire::mad::{self, AttributeId, Class, Header, Method, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::node::{Counters, Node};

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad::{Method, Tid};
-use ibarr_common::wire::packet::Packet;
-use ibarr_common::wire::smp::{NODE_INFO, NOTICE, PORT_INFO, PortState, SM_INFO, Smp};
+use ibarr_fabric::wire::packet::Packet;
+use ibarr_fabric::wire::smp::{NODE_INFO, NOTICE, PORT_INFO, PortState, SM_INFO, Smp};
 use ibarr_fabric::{DropReason, Fault, Input, LinkFault, MAX_IN_FLIGHT};
 
 use self::support::{Subnet, gsi_packet, port_info, smp_packet};
@@ -247,7 +247,7 @@ fn directed_route_requests_to_a_manager_are_turned_into_lid_routed_ones() {
     let answer = subnet.ask(&path, Method::GET, SM_INFO, 0, &[]).unwrap();
     assert_ne!(answer.status().get(), 0);
 
-    let mask = ibarr_common::wire::smp::PortInfoWire::IS_SM;
+    let mask = ibarr_fabric::wire::smp::PortInfoWire::IS_SM;
     subnet.fabric.handle_input(now, Input::Capabilities { port: other, mask });
     let info = port_info(&subnet.get(&path, PORT_INFO, 0));
     assert_ne!(info.capability_mask.get() & mask, 0);
@@ -273,7 +273,7 @@ fn directed_route_requests_to_a_manager_are_turned_into_lid_routed_ones() {
 fn agent_answers_requests_that_wait_for_a_manager_that_leaves() {
     let (mut subnet, _) = Subnet::up();
     let other = subnet.port("H4");
-    let mask = ibarr_common::wire::smp::PortInfoWire::IS_SM;
+    let mask = ibarr_fabric::wire::smp::PortInfoWire::IS_SM;
     let now = subnet.now;
     subnet.fabric.handle_input(now, Input::Capabilities { port: other, mask });
     assert!(subnet.ask(&[1, 3, 2], Method::GET, SM_INFO, 0, &[]).is_none());
@@ -289,7 +289,7 @@ fn agent_answers_requests_that_wait_for_a_manager_that_leaves() {
 fn requests_waiting_for_a_manager_are_bounded() {
     let (mut subnet, _) = Subnet::up();
     let other = subnet.port("H4");
-    let mask = ibarr_common::wire::smp::PortInfoWire::IS_SM;
+    let mask = ibarr_fabric::wire::smp::PortInfoWire::IS_SM;
     let now = subnet.now;
     subnet.fabric.handle_input(now, Input::Capabilities { port: other, mask });
     let port = subnet.port("H1");

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use ibarr_common::ib::{Lid, Qpn};
 use ibarr_common::wire::mad::Header;
-use ibarr_common::wire::packet::{GrhWire, Packet};
-use ibarr_common::wire::smp::MULTICAST_FORWARDING;
 use ibarr_fabric::pcap;
+use ibarr_fabric::wire::packet::{GrhWire, Packet};
+use ibarr_fabric::wire::smp::MULTICAST_FORWARDING;
 
 use self::support::{Subnet, emit, gsi_datagram};
 

@@ -3,6 +3,8 @@
 //! Compares the stand-in for a subnet administrator with answers of OpenSM, and tests its
 //! misbehaviour.
 
+mod support;
+
 use std::time::Duration;
 
 use ibarr_common::Instant;
@@ -12,6 +14,8 @@ use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request, Response};
 use ibarr_fabric::Topology;
 use ibarr_fabric::sa::{AddressedPort, ClientId, Reply, Route, StandIn, Subnet};
+
+use self::support::golden;
 
 const CLIENT: ClientId = ClientId(7);
 const NOW: Instant = Instant::from_nanos(1);
@@ -75,17 +79,6 @@ fn fields(answer: &Answer) -> Fields {
 
 const HERE: &str = "fe80::10:9";
 const THERE: &str = "fe80::10:1";
-
-/// Parses hexadecimal, without white space and comments.
-fn golden(text: &str) -> Vec<u8> {
-    let digits: String = text
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .flat_map(|line| line.chars().filter(char::is_ascii_hexdigit))
-        .collect();
-    let pairs = (0..digits.len()).step_by(2);
-    pairs.map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
-}
 
 #[test]
 fn recorded_question_gets_the_record_that_opensm_gave() {

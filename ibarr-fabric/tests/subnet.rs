@@ -5,7 +5,7 @@
 mod support;
 
 use ibarr_common::ib::Lid;
-use ibarr_common::wire::smp::PortState;
+use ibarr_fabric::wire::smp::PortState;
 use ibarr_fabric::{DropReason, Event};
 
 use self::support::{Subnet, TWO_SWITCHES, gsi_packet};

@@ -5,8 +5,8 @@
 mod support;
 
 use ibarr_common::ib::{Gid, Guid, Lid, PKey};
-use ibarr_common::wire::packet::{Error, GrhWire, Packet};
-use ibarr_common::wire::smp::{
+use ibarr_fabric::wire::packet::{Error, GrhWire, Packet};
+use ibarr_fabric::wire::smp::{
     LINEAR_FORWARDING, MULTICAST_FORWARDING, P_KEY_TABLE, PORT_INFO, PortInfoWire, PortState,
 };
 use ibarr_fabric::{DropReason, Input, MAX_QUEUED};
@@ -65,9 +65,9 @@ fn every_lid_of_a_port_with_an_lmc_reaches_it() {
         let mut table = *subnet.get(path, LINEAR_FORWARDING, 0).data();
         table[8..12].fill(exit);
         subnet.set(path, LINEAR_FORWARDING, 0, &table);
-        let mut info = *subnet.get(path, ibarr_common::wire::smp::SWITCH_INFO, 0).data();
+        let mut info = *subnet.get(path, ibarr_fabric::wire::smp::SWITCH_INFO, 0).data();
         info[6..8].copy_from_slice(&12_u16.to_be_bytes());
-        subnet.set(path, ibarr_common::wire::smp::SWITCH_INFO, 0, &info);
+        subnet.set(path, ibarr_fabric::wire::smp::SWITCH_INFO, 0, &info);
     }
     let (sender, target) = (subnet.port("H1"), subnet.port("H3"));
     for number in 8..12 {
@@ -91,9 +91,9 @@ fn packet_in_a_loop_is_dropped() {
         let mut table = *subnet.get(path, LINEAR_FORWARDING, 0).data();
         table[9] = 3;
         subnet.set(path, LINEAR_FORWARDING, 0, &table);
-        let mut info = *subnet.get(path, ibarr_common::wire::smp::SWITCH_INFO, 0).data();
+        let mut info = *subnet.get(path, ibarr_fabric::wire::smp::SWITCH_INFO, 0).data();
         info[6..8].copy_from_slice(&9_u16.to_be_bytes());
-        subnet.set(path, ibarr_common::wire::smp::SWITCH_INFO, 0, &info);
+        subnet.set(path, ibarr_fabric::wire::smp::SWITCH_INFO, 0, &info);
     }
     let sender = subnet.port("H1");
     subnet.send(sender, &gsi_packet(lids[0], lid(9), None, b""));
@@ -195,7 +195,7 @@ fn headers_of_connected_packets_are_no_payload() {
 #[test]
 fn switch_answers_for_its_counters_by_lid() {
     use ibarr_common::wire::mad::{Class, Header, Method, Status, Tid};
-    use ibarr_common::wire::perf::{PORT_COUNTERS_EXTENDED, PortCountersExtendedWire};
+    use ibarr_fabric::wire::perf::{PORT_COUNTERS_EXTENDED, PortCountersExtendedWire};
     use zerocopy::FromBytes as _;
 
     let (mut subnet, lids) = Subnet::up();

@@ -3,9 +3,9 @@
 //! Parsing of topologies, and the messages about mistakes.
 
 use ibarr_common::ib::{Guid, PortNum};
-use ibarr_common::wire::smp::NodeType;
 use ibarr_fabric::Topology;
 use ibarr_fabric::topology::{Node, PortId};
+use ibarr_fabric::wire::smp::NodeType;
 use proptest::prelude::*;
 
 /// The output of `ibnetdiscover` for a fabric of `ibfab` under OpenSM 3.3.23.

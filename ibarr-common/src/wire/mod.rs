@@ -13,14 +13,11 @@ pub mod class_port_info;
 pub mod ip2gid;
 pub mod ls;
 pub mod mad;
-pub mod packet;
 mod path_query;
 pub mod path_record;
-pub mod perf;
 pub mod rmpp;
 pub mod sa;
 pub mod sa_header;
-pub mod smp;
 pub mod umad;
 
 use core::fmt;

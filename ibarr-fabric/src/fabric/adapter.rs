@@ -8,11 +8,11 @@
 
 use std::collections::VecDeque;
 
+use crate::wire::packet::{Datagram, MAX_LEN, Packet};
+use crate::wire::smp::{PortInfoWire, SM_INFO, Smp};
 use ibarr_common::Instant;
 use ibarr_common::ib::{Lid, PKey, Qpn};
 use ibarr_common::wire::mad::{Method, Tid};
-use ibarr_common::wire::packet::{Datagram, MAX_LEN, Packet};
-use ibarr_common::wire::smp::{PortInfoWire, SM_INFO, Smp};
 
 use super::walk::{self, Step};
 use super::{Arrival, Fabric, answer, is_management, port_id, with_smp};
@@ -172,7 +172,7 @@ impl Fabric {
             return self.drop(DropReason::NoHost);
         }
         if bytes.len() > MAX_LEN {
-            return self.drop(DropReason::Packet(ibarr_common::wire::packet::Error::Length));
+            return self.drop(DropReason::Packet(crate::wire::packet::Error::Length));
         }
         let packet = match Packet::parse(bytes) {
             Ok(packet) => packet,

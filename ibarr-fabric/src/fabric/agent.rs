@@ -2,11 +2,11 @@
 
 //! The agents of a node, and the effects of their requests on the fabric.
 
+use crate::wire::packet::Packet;
+use crate::wire::smp::Smp;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Lid, Qpn};
 use ibarr_common::wire::mad::Method;
-use ibarr_common::wire::packet::Packet;
-use ibarr_common::wire::smp::Smp;
 
 use super::{Fabric, answer};
 use crate::drops::DropReason;

@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
+use crate::wire::packet::Packet;
+use crate::wire::smp::{PhysicalState, PortInfoWire, PortState, SwitchInfoWire};
 use ibarr_common::Instant;
 use ibarr_common::ib::Qpn;
 use ibarr_common::wire::mad::Class;
-use ibarr_common::wire::packet::Packet;
-use ibarr_common::wire::smp::{PhysicalState, PortInfoWire, PortState, SwitchInfoWire};
 use rand_core::Rng as _;
 
 use super::{

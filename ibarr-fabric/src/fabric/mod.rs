@@ -16,11 +16,11 @@ mod walk;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::wire::packet::{self, Packet};
+use crate::wire::smp::{DATA_LEN, NodeType, PhysicalState, PortState, Smp};
 use ibarr_common::Instant;
 use ibarr_common::ib::{Guid, Lid, PKey, PortNum, Qpn, Sl, SubnetPrefix};
 use ibarr_common::wire::mad::{AttributeId, Method, Status};
-use ibarr_common::wire::packet::{self, Packet};
-use ibarr_common::wire::smp::{DATA_LEN, NodeType, PhysicalState, PortState, Smp};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng as _, SeedableRng as _};
 

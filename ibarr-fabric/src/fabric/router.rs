@@ -6,10 +6,10 @@
 //! A real router asks the subnet administrator of the other subnet for the LID of a GID. This one
 //! looks it up.
 
+use crate::wire::packet::{self, Packet};
+use crate::wire::smp::PortState;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, Qpn};
-use ibarr_common::wire::packet::{self, Packet};
-use ibarr_common::wire::smp::PortState;
 
 use super::{Arrival, Fabric, is_management, port_id};
 use crate::drops::DropReason;

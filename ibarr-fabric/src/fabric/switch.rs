@@ -2,10 +2,10 @@
 
 //! Packets at a switch.
 
+use crate::wire::packet::Packet;
+use crate::wire::smp::Smp;
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
-use ibarr_common::wire::packet::Packet;
-use ibarr_common::wire::smp::Smp;
 
 use super::walk::{self, Step};
 use super::{Arrival, Fabric, answer, is_management, port_id, with_smp};

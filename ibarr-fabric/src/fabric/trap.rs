@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::wire::packet::{Datagram, MAX_LEN};
+use crate::wire::smp::{NOTICE, NodeType, NoticeWire, Smp};
 use ibarr_common::Instant;
 use ibarr_common::ib::{PKey, Qpn, Sl};
 use ibarr_common::wire::mad::{Method, Tid};
-use ibarr_common::wire::packet::{Datagram, MAX_LEN};
-use ibarr_common::wire::smp::{NOTICE, NodeType, NoticeWire, Smp};
 use zerocopy::IntoBytes as _;
 
 use super::{Fabric, MANAGEMENT_LANE, port_id};

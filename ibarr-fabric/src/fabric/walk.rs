@@ -2,7 +2,7 @@
 
 //! The walk of a directed-route SMP (IBA vol. 1 §14.2.2).
 
-use ibarr_common::wire::smp::Smp;
+use crate::wire::smp::Smp;
 
 use crate::drops::DropReason;
 

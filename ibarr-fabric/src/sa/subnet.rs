@@ -4,13 +4,13 @@
 
 use std::collections::BTreeMap;
 
+use crate::wire::smp::NodeType;
 use ibarr_common::ib::{
     FlowLabel, Gid, Guid, Lid, Mtu, PKey, PacketLifeTime, PathRecord, Rate, ServiceId, Sl,
     SubnetPrefix,
 };
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
-use ibarr_common::wire::smp::NodeType;
 
 use crate::topology::Topology;
 

@@ -5,13 +5,13 @@
 
 mod port_info;
 
-use ibarr_common::ib::{Lid, PortNum};
-use ibarr_common::wire::mad::{Method, Status};
-use ibarr_common::wire::smp::{
+use crate::wire::smp::{
     GUID_INFO, GuidBlock, LINEAR_FORWARDING, MULTICAST_FORWARDING, MulticastForwardingBlock,
     NODE_DESCRIPTION, NODE_INFO, NodeInfoWire, P_KEY_TABLE, PKeyBlock, PORT_INFO, SL_TO_VL_TABLE,
     SWITCH_INFO, Smp, SwitchInfoWire, VL_ARBITRATION,
 };
+use ibarr_common::ib::{Lid, PortNum};
+use ibarr_common::wire::mad::{Method, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::node::{LINEAR_CAP, MULTICAST_CAP, NO_PORT, Node, Switch};

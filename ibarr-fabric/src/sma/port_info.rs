@@ -3,8 +3,8 @@
 //! PortInfo: reads all of it, and writes the fields that a subnet manager may set (IBA vol. 1
 //! §14.2.5.6).
 
+use crate::wire::smp::{DATA_LEN, PhysicalState, PortInfoWire, PortState, Smp};
 use ibarr_common::wire::mad::Status;
-use ibarr_common::wire::smp::{DATA_LEN, PhysicalState, PortInfoWire, PortState, Smp};
 use zerocopy::IntoBytes;
 
 use super::{Effect, LinkCommand};

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use crate::wire::smp::NodeType;
 use ibarr_common::ib::{Guid, PortNum};
-use ibarr_common::wire::smp::NodeType;
 
 /// Nodes and cables. Every cable ends at two different existing ports.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]

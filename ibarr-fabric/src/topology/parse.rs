@@ -14,8 +14,8 @@
 //!
 //! `ibnetdiscover -g` puts headings between the nodes, and a number of the chassis' own after some ports: `[1][ext 5]`.
 
+use crate::wire::smp::NodeType;
 use ibarr_common::ib::{Guid, PortNum};
-use ibarr_common::wire::smp::NodeType;
 
 use super::{NodeId, PortId, Topology, TopologyError};
 

@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use ibarr_common::Instant;
 use ibarr_common::ib::{Lid, PKey, Qpn, Sl};
 use ibarr_common::wire::mad::{AttributeId, Method, Status, Tid};
-use ibarr_common::wire::packet::{Datagram, GSI_QKEY, GrhWire, MAX_LEN, Packet};
-use ibarr_common::wire::smp::{
+use ibarr_fabric::topology::PortId;
+use ibarr_fabric::wire::packet::{Datagram, GSI_QKEY, GrhWire, MAX_LEN, Packet};
+use ibarr_fabric::wire::smp::{
     LINEAR_FORWARDING, NODE_INFO, NodeInfoWire, NodeType, PORT_INFO, PortInfoWire, PortState,
     SWITCH_INFO, Smp, SwitchInfoWire,
 };
-use ibarr_fabric::topology::PortId;
 use ibarr_fabric::{Event, Fabric, Input, Topology};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
@@ -336,3 +336,14 @@ Ca 1 "H3"
 
 Ca 1 "H4"
 "#;
+
+/// Parses hexadecimal, without white space and comments.
+pub(crate) fn golden(text: &str) -> Vec<u8> {
+    let digits: String = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .flat_map(|line| line.chars().filter(char::is_ascii_hexdigit))
+        .collect();
+    let pairs = (0..digits.len()).step_by(2);
+    pairs.map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
+}

@@ -15,8 +15,8 @@ use anyhow::{Context as _, Result, ensure};
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid};
 use ibarr_common::wire::mad::{self, Header};
-use ibarr_common::wire::smp::{NodeInfoWire, PortInfoWire};
 use ibarr_fabric::ibsim::{self, ClientInfo, Control, Datagram};
+use ibarr_fabric::wire::smp::{NodeInfoWire, PortInfoWire};
 use ibarr_user::sys::clock;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 

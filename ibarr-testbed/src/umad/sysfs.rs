@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ibarr_common::ib::{Gid, Lid, Sl};
-use ibarr_common::wire::smp::PortState;
+use ibarr_fabric::wire::smp::PortState;
 use ibarr_proto::paths::PortName;
 
 /// The state of a port as a driver shows it. Without a LID, no subnet manager has configured it yet.

@@ -10,8 +10,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use ibarr_common::wire::smp::NodeType;
 use ibarr_fabric::topology::{Node, PortId, Topology};
+use ibarr_fabric::wire::smp::NodeType;
 
 use crate::report::Report;
 use crate::rig::{self, B, INTERFACES, Place, TOPOLOGY};

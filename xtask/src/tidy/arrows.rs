@@ -22,7 +22,7 @@ const ARROWS: &[Arrows] = &[
         from: "ibarr-common",
         ours: &[],
         tests: &[],
-        others: Some(&["crc", "serde_core", "zerocopy"]),
+        others: Some(&["serde_core", "zerocopy"]),
     },
     Arrows { from: "ibarr-ebpf", ours: &["ibarr-common"], tests: &[], others: None },
     Arrows {

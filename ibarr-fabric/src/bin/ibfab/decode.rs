@@ -7,7 +7,7 @@ use std::fmt;
 
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad;
-use ibarr_common::wire::packet::{BthWire, Packet};
+use ibarr_fabric::wire::packet::{BthWire, Packet};
 use serde::Serialize;
 use zerocopy::FromBytes as _;
 

@@ -11,10 +11,10 @@ use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
 use ibarr_common::ib::{Lid, PKey, PortNum};
-use ibarr_common::wire::packet;
 use ibarr_fabric::PortConfig;
 use ibarr_fabric::ibtun::{self, CAPABILITIES, PACKET, VERSION};
 use ibarr_fabric::topology::Node;
+use ibarr_fabric::wire::packet;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use zerocopy::{FromBytes as _, IntoBytes as _};

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use ibarr_common::Instant;
-use ibarr_common::wire::smp::NodeType;
 use ibarr_fabric::topology::{NodeId, PortId};
+use ibarr_fabric::wire::smp::NodeType;
 use ibarr_fabric::{Event, Fabric, Input, Topology};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ibarr_common::ib::Lid;
-use ibarr_common::wire::smp::{NodeType, PortState};
 use ibarr_fabric::ibtun::{self, FaultKind, MAX_DELAY, MAX_FAULTS};
 use ibarr_fabric::topology::PortId;
+use ibarr_fabric::wire::smp::{NodeType, PortState};
 use ibarr_fabric::{Fabric, Fault, LinkFault};
 
 use crate::trace::TraceArgs;

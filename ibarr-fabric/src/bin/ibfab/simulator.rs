@@ -13,10 +13,10 @@ use anyhow::Context as _;
 use ibarr_common::Instant;
 use ibarr_common::ib::{PKey, Qpn, Sl};
 use ibarr_common::wire::mad;
-use ibarr_common::wire::packet::{Datagram, GSI_QKEY, MAX_LEN, Packet};
-use ibarr_common::wire::smp::{NODE_INFO, P_KEY_TABLE, PORT_INFO, PortInfoWire};
 use ibarr_fabric::ibsim::{self, ClientInfo, Control, abstract_name, lid, lid_field};
 use ibarr_fabric::topology::PortId;
+use ibarr_fabric::wire::packet::{Datagram, GSI_QKEY, MAX_LEN, Packet};
+use ibarr_fabric::wire::smp::{NODE_INFO, P_KEY_TABLE, PORT_INFO, PortInfoWire};
 use ibarr_fabric::{Fabric, Input};
 use zerocopy::{FromBytes, IntoBytes};
 

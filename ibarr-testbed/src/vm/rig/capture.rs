@@ -5,7 +5,7 @@
 use std::fs;
 
 use anyhow::{Context as _, Result};
-use ibarr_common::wire::packet::Packet;
+use ibarr_fabric::wire::packet::Packet;
 
 use super::RESULTS;
 

@@ -30,7 +30,7 @@ pub use port_info::{PhysicalState, PortInfoWire, PortState};
 use zerocopy::network_endian::{U16, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::wire::mad::{self, AttributeId, Class, Error, Method, Status, Tid};
+use ibarr_common::wire::mad::{self, AttributeId, Class, Error, Method, Status, Tid};
 
 /// Size of the data field in bytes; no attribute is longer.
 pub const DATA_LEN: usize = 64;

@@ -5,7 +5,7 @@
 use zerocopy::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::ib::{Lid, Sl};
+use ibarr_common::ib::{Lid, Sl};
 
 /// The logical state of a port: the packets that it passes.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]

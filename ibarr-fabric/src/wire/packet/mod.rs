@@ -26,7 +26,7 @@ use core::fmt;
 
 use zerocopy::FromBytes;
 
-use crate::ib::{Lid, PKey, Qpn, Sl};
+use ibarr_common::ib::{Lid, PKey, Qpn, Sl};
 
 /// Length of the longest packet in bytes: RDMA WRITE with immediate, with a payload of the largest
 /// MTU.

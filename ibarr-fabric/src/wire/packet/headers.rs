@@ -5,7 +5,7 @@
 use zerocopy::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::ib::{Lid, PKey, Qpn, Sl};
+use ibarr_common::ib::{Lid, PKey, Qpn, Sl};
 
 /// Layout of the local route header (IBA vol. 1 §7.7).
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]

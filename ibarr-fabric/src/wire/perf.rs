@@ -6,7 +6,7 @@
 use zerocopy::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::mad::{self, AttributeId};
+use ibarr_common::wire::mad::{self, AttributeId};
 
 /// Version of the class.
 pub const CLASS_VERSION: u8 = 1;

@@ -6,8 +6,8 @@ mod support;
 
 use ibarr_common::ib::{Lid, PKey, Qpn, Sl};
 use ibarr_common::wire::mad::{AttributeId, Error, Method, Tid};
-use ibarr_common::wire::packet::{self, Datagram, GrhWire, MAX_LEN, Packet};
-use ibarr_common::wire::smp::{
+use ibarr_fabric::wire::packet::{self, Datagram, GrhWire, MAX_LEN, Packet};
+use ibarr_fabric::wire::smp::{
     LINEAR_FORWARDING, MAX_HOPS, PORT_INFO, PortInfoWire, PortState, SM_INFO, SmInfoWire, SmState,
     Smp,
 };
