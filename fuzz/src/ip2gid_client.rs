@@ -14,7 +14,7 @@ use ibarr_proto::ip2gid::client::{
     SocketEvent, SocketId, Source,
 };
 use ibarr_proto::request::UserRequest;
-use rand_chacha::ChaCha8Rng;
+use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng as _;
 
 use crate::script::Script;
@@ -56,7 +56,7 @@ fn settings() -> Settings {
 /// The client, and the knowledge of its driver and its peers.
 struct World {
     now: Instant,
-    client: Client<ChaCha8Rng>,
+    client: Client,
     settings: Settings,
     requests: u64,
     /// Requests that wait for an answer, and their start.
@@ -82,7 +82,7 @@ impl World {
         let config = Config::new(settings.clone()).expect("settings are within their limits");
         Self {
             now: Instant::from_nanos(1),
-            client: Client::new(config, ChaCha8Rng::seed_from_u64(seed.into())),
+            client: Client::new(config, ChaCha12Rng::seed_from_u64(seed.into())),
             settings,
             requests: 0,
             waiting: BTreeMap::new(),

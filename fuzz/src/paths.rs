@@ -46,7 +46,7 @@ const PORTS: u8 = 2;
 
 struct World {
     now: Instant,
-    core: Paths<ChaCha12Rng>,
+    core: Paths,
     next: u64,
     waiting: BTreeMap<RequestId, (PathQuestion, Instant)>,
     sent: Vec<Transmit>,

@@ -16,7 +16,7 @@ use ibarr_proto::request::UserRequest;
 use ibarr_proto::resolver;
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
-use rand_chacha::ChaCha8Rng;
+use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng as _;
 
 use crate::script::Script;
@@ -58,7 +58,7 @@ enum Cue {
 
 struct World {
     now: Instant,
-    node: Node<ChaCha8Rng>,
+    node: Node,
     cues: VecDeque<Cue>,
     /// Messages in the socket from the kernel.
     held: VecDeque<Vec<u8>>,
@@ -86,7 +86,7 @@ enum Owed {
 
 impl World {
     fn new(seed: u8) -> Self {
-        let mut node = Node::new(Config::default(), ChaCha8Rng::seed_from_u64(seed.into()));
+        let mut node = Node::new(Config::default(), ChaCha12Rng::seed_from_u64(seed.into()));
         let now = Instant::from_nanos(1 << 40);
         let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
         node.handle_input(now, resolver::Input::LocalService(opened));

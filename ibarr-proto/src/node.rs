@@ -10,7 +10,8 @@ use std::time::Duration;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::acm::Address;
 use ibarr_common::{IfIndex, Instant};
-use rand_core::{CryptoRng, SeedableRng};
+use rand_chacha::ChaCha12Rng;
+use rand_core::SeedableRng as _;
 
 use crate::acm::{self, Acm};
 use crate::counters::Counters;
@@ -32,10 +33,10 @@ use crate::trace::{self, Caller, Trace};
 /// A turn consists of any number of [`handle_input`](Self::handle_input), one
 /// [`handle_timeout`](Self::handle_timeout), then [`poll`](Self::poll) until it returns `None`, all
 /// with the time of the turn; then the driver waits until [`poll_timeout`](Self::poll_timeout).
-pub struct Node<R> {
+pub struct Node {
     view: LocalView,
     server: Server,
-    cores: Cores<R>,
+    cores: Cores,
     resolver: Resolver,
     acm: Acm,
     /// The client does not know the last change of interfaces and routes yet.
@@ -103,11 +104,11 @@ pub struct Room {
     pub local_service: bool,
 }
 
-impl<R: CryptoRng + SeedableRng> Node<R> {
+impl Node {
     /// The local view is empty, and no socket is open.
-    pub fn new(config: Config, mut rng: R) -> Self {
+    pub fn new(config: Config, mut rng: ChaCha12Rng) -> Self {
         let Config { view, allow, client, local_service, paths, acm } = config;
-        let paths = Paths::new(paths, R::from_rng(&mut rng));
+        let paths = Paths::new(paths, ChaCha12Rng::from_rng(&mut rng));
         Self {
             view: LocalView::new(view),
             server: Server::new(allow),
@@ -408,12 +409,12 @@ impl<R: CryptoRng + SeedableRng> Node<R> {
     }
 
     /// The client, which asks peers.
-    pub fn client(&self) -> &Client<R> {
+    pub fn client(&self) -> &Client {
         &self.cores.client
     }
 
     /// The paths, for which subnet administrators are asked.
-    pub fn paths(&self) -> &Paths<R> {
+    pub fn paths(&self) -> &Paths {
         &self.cores.paths
     }
 
@@ -449,7 +450,7 @@ fn egresses(view: &LocalView) -> BTreeMap<IfIndex, Egress> {
 }
 
 /// The GIDs with a floating LID, as the local view needs them.
-fn flid_gids<R: CryptoRng + SeedableRng>(paths: &Paths<R>) -> BTreeMap<Gid, Gid> {
+fn flid_gids(paths: &Paths) -> BTreeMap<Gid, Gid> {
     let of_port = |facts: &paths::PortFacts| {
         let flid_gid = facts.flid_gid();
         let others = facts.gids.clone().into_iter();
@@ -474,7 +475,7 @@ mod tests {
     const EGRESS: IfIndex = IfIndex::MIN;
 
     /// Performs the actions for which there is `room`; routes and sockets exist, addresses do not.
-    fn done(node: &mut Node<ChaCha12Rng>, local_service: bool) -> Vec<Output> {
+    fn done(node: &mut Node, local_service: bool) -> Vec<Output> {
         let mut done = Vec::new();
         node.handle_timeout(NOW);
         while let Some(output) = node.poll(Room { local_service }) {

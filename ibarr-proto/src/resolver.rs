@@ -21,7 +21,6 @@ use ibarr_common::ib::SubnetPrefix;
 use ibarr_common::wire::ls::{PathUse, ResolvePath};
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_common::{IfIndex, Instant};
-use rand_core::{CryptoRng, SeedableRng};
 
 use crate::counters::Counters;
 use crate::ip2gid::client::{self, Cached, Client, SocketEvent};
@@ -151,17 +150,12 @@ pub enum Event {
     Socket(SocketEvent),
 }
 
-/// What the cores draw their random numbers from.
-pub trait Random: CryptoRng + SeedableRng {}
-
-impl<R: CryptoRng + SeedableRng> Random for R {}
-
 /// The cores that the resolver connects.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
-pub struct Cores<R> {
-    pub client: Client<R>,
-    pub paths: Paths<R>,
+pub struct Cores {
+    pub client: Client,
+    pub paths: Paths,
     pub local_service: LocalService,
     /// What happens to each request, if that is traced.
     pub trace: Trace,
@@ -187,7 +181,7 @@ impl Resolver {
     /// Passes an input to its core, and what follows from it to the others.
     pub fn handle_input(
         &mut self,
-        cores: &mut Cores<impl Random>,
+        cores: &mut Cores,
         now: Instant,
         view: &impl Local,
         input: Input<'_>,
@@ -232,7 +226,7 @@ impl Resolver {
 
     fn offer(
         &mut self,
-        cores: &mut Cores<impl Random>,
+        cores: &mut Cores,
         now: Instant,
         view: &impl Local,
         user: User,
@@ -258,7 +252,7 @@ impl Resolver {
     }
 
     /// Admits users' requests for which there is room, and refuses those that have waited too long.
-    fn admit(&mut self, cores: &mut Cores<impl Random>, now: Instant, view: &impl Local) {
+    fn admit(&mut self, cores: &mut Cores, now: Instant, view: &impl Local) {
         while let Some((id, _)) = self.users.poll_refused(now) {
             self.answer_user(cores, now, id, Outcome::Overloaded);
         }
@@ -300,7 +294,7 @@ impl Resolver {
     /// What the local view or the cache knows of the address, however old it is. Sends no query.
     pub fn lookup(
         &self,
-        cores: &Cores<impl Random>,
+        cores: &Cores,
         now: Instant,
         view: &impl Local,
         question: Question,
@@ -319,13 +313,7 @@ impl Resolver {
         }
     }
 
-    fn answer_user(
-        &mut self,
-        cores: &mut Cores<impl Random>,
-        now: Instant,
-        id: UserRequest,
-        outcome: Outcome,
-    ) {
+    fn answer_user(&mut self, cores: &mut Cores, now: Instant, id: UserRequest, outcome: Outcome) {
         if let Some(user) = self.askers.remove(&id) {
             self.users.ended(user);
         }
@@ -334,13 +322,13 @@ impl Resolver {
         self.events.push_back(Event::Answered { id, outcome });
     }
 
-    fn refuse_path(&mut self, cores: &mut Cores<impl Random>, now: Instant, id: UserRequest) {
+    fn refuse_path(&mut self, cores: &mut Cores, now: Instant, id: UserRequest) {
         self.answer_users_path(cores, now, id, paths::Outcome::Overloaded);
     }
 
     fn answer_users_path(
         &mut self,
-        cores: &mut Cores<impl Random>,
+        cores: &mut Cores,
         now: Instant,
         id: UserRequest,
         outcome: paths::Outcome,
@@ -353,12 +341,7 @@ impl Resolver {
         self.events.push_back(Event::PathAnswered { id, outcome });
     }
 
-    fn handle_paths(
-        &mut self,
-        cores: &mut Cores<impl Random>,
-        now: Instant,
-        input: paths::Input<'_>,
-    ) {
+    fn handle_paths(&mut self, cores: &mut Cores, now: Instant, input: paths::Input<'_>) {
         if let paths::Input::Port { port, facts, .. } = &input
             && let Some(after) = facts.gids.first().map(|gid| gid.subnet_prefix())
             && let Some(before) = self.subnets.insert(*port, after)
@@ -371,12 +354,7 @@ impl Resolver {
     }
 
     /// Performs all actions that are due. Early calls do nothing.
-    pub fn handle_timeout(
-        &mut self,
-        cores: &mut Cores<impl Random>,
-        now: Instant,
-        view: &impl Local,
-    ) {
+    pub fn handle_timeout(&mut self, cores: &mut Cores, now: Instant, view: &impl Local) {
         cores.client.handle_timeout(now);
         cores.paths.handle_timeout(now);
         self.settle(cores, now);
@@ -386,7 +364,7 @@ impl Resolver {
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next.
-    pub fn poll_timeout(&self, cores: &Cores<impl Random>) -> Option<Instant> {
+    pub fn poll_timeout(&self, cores: &Cores) -> Option<Instant> {
         let timeouts = [
             cores.client.poll_timeout(),
             cores.paths.poll_timeout(),
@@ -404,7 +382,7 @@ impl Resolver {
     }
 
     /// Begins to search for the answers that the kernel wants.
-    fn serve(&mut self, cores: &mut Cores<impl Random>, now: Instant, view: &impl Local) {
+    fn serve(&mut self, cores: &mut Cores, now: Instant, view: &impl Local) {
         if !self.early.is_empty() && view.is_known() {
             for (flight, wanted) in std::mem::take(&mut self.early) {
                 self.look_for(cores, now, view, flight, wanted);
@@ -447,7 +425,7 @@ impl Resolver {
 
     fn seek_path(
         &mut self,
-        cores: &mut Cores<impl Random>,
+        cores: &mut Cores,
         now: Instant,
         flight: PathFlightId,
         request: &ResolvePath,
@@ -468,7 +446,7 @@ impl Resolver {
 
     fn look_for(
         &mut self,
-        cores: &mut Cores<impl Random>,
+        cores: &mut Cores,
         now: Instant,
         view: &impl Local,
         flight: FlightId,
@@ -484,7 +462,7 @@ impl Resolver {
 
     fn ask_peers(
         &mut self,
-        cores: &mut Cores<impl Random>,
+        cores: &mut Cores,
         now: Instant,
         id: RequestId<FlightId>,
         wanted: Wanted,
@@ -505,7 +483,7 @@ impl Resolver {
     }
 
     /// Passes answers to the requests that wait for them.
-    fn settle(&mut self, cores: &mut Cores<impl Random>, now: Instant) {
+    fn settle(&mut self, cores: &mut Cores, now: Instant) {
         while let Some(paths::Answered { id, outcome, is_left_to_kernel }) =
             cores.paths.poll_event()
         {
@@ -540,7 +518,7 @@ impl Wanted {
     }
 }
 
-fn answer_kernel(cores: &mut Cores<impl Random>, now: Instant, flight: FlightId, outcome: Outcome) {
+fn answer_kernel(cores: &mut Cores, now: Instant, flight: FlightId, outcome: Outcome) {
     let traced = trace::Outcome::Address(outcome);
     cores.trace.answered(now, Id::Address(RequestId::Kernel(flight)), traced);
     cores.local_service.answered(now, flight, outcome);
@@ -575,7 +553,7 @@ fn cached(cached: Cached) -> Outcome {
 
 /// The result for a user that waits for no peer.
 pub(crate) fn recall(
-    cores: &mut Cores<impl Random>,
+    cores: &mut Cores,
     now: Instant,
     view: &impl Local,
     question: Question,

@@ -138,7 +138,7 @@ impl FromStr for Bug {
 
 /// A [`Node`] with its planted bug.
 pub(crate) struct Core {
-    node: Node<ChaCha12Rng>,
+    node: Node,
     bug: Option<Bug>,
     answers: u64,
     again: VecDeque<Output>,
@@ -168,7 +168,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn node(&self) -> &Node<ChaCha12Rng> {
+    pub(crate) fn node(&self) -> &Node {
         &self.node
     }
 

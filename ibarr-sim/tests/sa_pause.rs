@@ -93,7 +93,7 @@ impl History {
 struct Node<'a> {
     history: &'a History,
     now: Instant,
-    paths: Paths<ChaCha12Rng>,
+    paths: Paths,
     answers: Vec<(Instant, Request)>,
     ended: usize,
     failed: usize,

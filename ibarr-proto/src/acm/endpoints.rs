@@ -14,7 +14,6 @@ use ibarr_common::wire::acm::{
     Address, Ask as Wanted, Endpoint, Name, Names, Of, Reply, Request, Status,
 };
 use ibarr_common::{IfIndex, Instant};
-use rand_core::{CryptoRng, SeedableRng};
 
 use super::{Acm, Ask, ClientId, Known, Which, seven};
 use crate::counters::Counters;
@@ -35,11 +34,7 @@ pub struct Found {
 
 /// The endpoint that is meant. The search reads no address, so that one for a number that no endpoint has is
 /// cheap: `ib_acme -e` makes 255 of them.
-pub fn find<R: CryptoRng + SeedableRng>(
-    paths: &Paths<R>,
-    view: &LocalView,
-    which: Which,
-) -> Option<Found> {
+pub fn find(paths: &Paths, view: &LocalView, which: Which) -> Option<Found> {
     let found = |name: PortName, facts: &PortFacts, pkey| {
         let (device, provider) = (facts.device, Name::new("ibarr")?);
         let (port, ports) = (name.port.get(), device.ports);
@@ -68,11 +63,7 @@ pub fn find<R: CryptoRng + SeedableRng>(
 }
 
 /// The addresses of an endpoint, at most as many as a reply can have.
-pub fn addresses<R: CryptoRng + SeedableRng>(
-    paths: &Paths<R>,
-    view: &LocalView,
-    found: &Found,
-) -> Vec<Name> {
+pub fn addresses(paths: &Paths, view: &LocalView, found: &Found) -> Vec<Name> {
     let Some((_, _, facts, _)) = paths.ports().find(|(_, name, ..)| *name == found.port) else {
         return Vec::new();
     };

@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use rand_core::{CryptoRng, SeedableRng};
 
 use super::Cause;
 use crate::ip2gid::Family;
@@ -164,7 +163,7 @@ impl Missing {
 
 impl Facts {
     /// What the cores know: all but the facts about sockets, programs, files and devices.
-    pub fn of<R: CryptoRng + SeedableRng>(node: &Node<R>) -> Self {
+    pub fn of(node: &Node) -> Self {
         let (view, local_service, paths) = (node.view(), node.local_service(), node.paths());
         let port = |(index, name, facts, _): (_, _, &paths::PortFacts, _)| Port {
             name,

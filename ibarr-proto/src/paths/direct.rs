@@ -9,7 +9,6 @@ use ibarr_common::Instant;
 use ibarr_common::ib::{FlowLabel, Gid, Mtu, PacketLifeTime, Rate, Sl, SubnetPrefix};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Question};
-use rand_core::{CryptoRng, SeedableRng};
 
 use super::{Counter, Outcome, Paths, PortName, RequestId, Source};
 use crate::sa::{self, QuestionId, Rank};
@@ -28,7 +27,7 @@ impl Direct {
     }
 }
 
-impl<R: CryptoRng + SeedableRng> Paths<R> {
+impl Paths {
     /// A user asks the SA of a port. One [`Self::poll_event`] follows, at the latest at the deadline.
     pub fn ask_directly(
         &mut self,

@@ -4,14 +4,13 @@
 
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
-use rand_core::{CryptoRng, SeedableRng};
 
 use super::cache::{Key, Remembered};
 use super::ports::Port;
 use super::{Config, Counter, Doubted, Memory, Outcome, Paths, REFRESH_DEADLINE};
 use crate::sa::{PortIndex, Rank};
 
-impl<R: CryptoRng + SeedableRng> Paths<R> {
+impl Paths {
     /// A caller that keeps its paths asks again only after it was told of an event.
     pub(super) fn note_asked_again(&mut self, key: &Key) {
         if !key.is_kept() {

@@ -3,12 +3,11 @@
 //! Fallbacks: which requests of the kernel are left to it. It then asks the SA without a window.
 
 use ibarr_common::Instant;
-use rand_core::{CryptoRng, SeedableRng};
 
 use super::{Counter, NoPath, Outcome, Paths, PortName};
 use crate::sa::{PortIndex, QuestionId, Rank};
 
-impl<R: CryptoRng + SeedableRng> Paths<R> {
+impl Paths {
     /// Whether a request of the kernel that a caller of this core has no room for is left to the kernel.
     pub fn may_fall_back(&mut self, now: Instant, port: &PortName) -> bool {
         self.advance(now);

@@ -48,7 +48,8 @@ use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuestion, Question};
-use rand_core::{CryptoRng, SeedableRng};
+use rand_chacha::ChaCha12Rng;
+use rand_core::SeedableRng as _;
 
 use self::cache::{Cache, Key, Remembered};
 use self::direct::Direct;
@@ -71,12 +72,12 @@ pub use types::{
 /// The paths of all ports, see the [module](self). After each call that takes a time, call each
 /// `poll_…` until it returns `None`, then wait until [`Self::poll_timeout`].
 #[derive(Debug)]
-pub struct Paths<R> {
+pub struct Paths {
     config: Config,
     now: Instant,
-    rng: R,
+    rng: ChaCha12Rng,
     ports: Ports,
-    client: Client<R>,
+    client: Client,
     cache: Cache,
     swept_at: Instant,
     flights: BTreeMap<QuestionId, Flight>,
@@ -139,15 +140,15 @@ const REFRESH_DEADLINE: Duration = Duration::from_secs(2);
 /// Expired answers are dropped together at this interval.
 const SWEEP: Duration = Duration::from_secs(10);
 
-impl<R: CryptoRng + SeedableRng> Paths<R> {
+impl Paths {
     /// Starts without ports.
-    pub fn new(config: Config, mut rng: R) -> Self {
+    pub fn new(config: Config, mut rng: ChaCha12Rng) -> Self {
         let hasher = Seeded::new(&mut rng);
         Self {
             config,
             now: Instant::BOOT,
             ports: Ports::default(),
-            client: Client::new(config.sa, R::from_rng(&mut rng)),
+            client: Client::new(config.sa, ChaCha12Rng::from_rng(&mut rng)),
             cache: Cache::new(config.max_cached, hasher.clone()),
             swept_at: Instant::BOOT,
             flights: BTreeMap::new(),
@@ -423,7 +424,7 @@ impl<R: CryptoRng + SeedableRng> Paths<R> {
     }
 
     /// The client that asks the SAs.
-    pub fn client(&self) -> &Client<R> {
+    pub fn client(&self) -> &Client {
         &self.client
     }
 

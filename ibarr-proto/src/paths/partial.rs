@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 
 use ibarr_common::ib::{Gid, Lid, PKey};
 use ibarr_common::wire::sa::{PathQuery, PathQuestion};
-use rand_core::{CryptoRng, SeedableRng};
 use thiserror::Error;
 
 use super::{Paths, PortFacts, PortName, Sought};
@@ -70,7 +69,7 @@ pub enum Incomplete {
     NoGid(PortName),
 }
 
-impl<R: CryptoRng + SeedableRng> Paths<R> {
+impl Paths {
     /// Chooses the first port with the source GID whose SA can be asked, or else the first with it. Then chooses the
     /// port's GID with a floating LID if `dgid` has one, or else its first GID; then its first
     /// partition.

@@ -74,7 +74,7 @@ pub(super) fn record(question: &PathQuestion, dlid: u16) -> PathRecord {
 /// The core, and an SA that answers when the test tells it to.
 pub(super) struct Rig {
     pub(super) now: Instant,
-    pub(super) paths: Paths<ChaCha12Rng>,
+    pub(super) paths: Paths,
     next: u64,
     sent: Vec<sa::Transmit>,
     has_qos: bool,

@@ -396,7 +396,7 @@ impl Local for NotKnown {
 
 /// A resolver; the test plays kernel, routing and peers.
 struct Rig {
-    cores: Cores<ChaCha12Rng>,
+    cores: Cores,
     resolver: Resolver,
     now: Instant,
     answered: Vec<(u64, Outcome)>,

@@ -40,7 +40,8 @@ use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad::{Header, Transaction};
 use ibarr_common::wire::sa::{Answer, Question, Request, Response};
-use rand_core::Rng;
+use rand_chacha::ChaCha12Rng;
+use rand_core::Rng as _;
 
 use self::gate::Gate;
 use self::window::Window;
@@ -56,10 +57,10 @@ pub use types::{
 /// The SA client, see the [module](self). After each call that takes a time, call each `poll_…`
 /// until it returns `None`, then wait until [`Self::poll_timeout`].
 #[derive(Debug)]
-pub struct Client<R> {
+pub struct Client {
     config: Config,
     now: Instant,
-    rng: R,
+    rng: ChaCha12Rng,
     lanes: BTreeMap<PortIndex, Lane>,
     flights: BTreeMap<QuestionId, Flight>,
     /// Every MAD that is in the air or belongs to a flight.
@@ -138,9 +139,9 @@ struct Flight {
     next: Counter,
 }
 
-impl<R: Rng> Client<R> {
+impl Client {
     /// Starts without ports.
-    pub fn new(config: Config, mut rng: R) -> Self {
+    pub fn new(config: Config, mut rng: ChaCha12Rng) -> Self {
         Self {
             config,
             now: Instant::BOOT,

@@ -68,7 +68,7 @@ fn ask_as_user(id: QuestionId, question: Question, deadline: Instant) -> Input<'
 /// A client, its sent MADs, and the answers.
 struct Rig {
     now: Instant,
-    client: Client<ChaCha12Rng>,
+    client: Client,
     sent: Vec<Transmit>,
     answered: Vec<Answered>,
 }

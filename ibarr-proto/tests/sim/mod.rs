@@ -67,7 +67,7 @@ impl Default for Faults {
 
 /// A machine, with one interface of index 1.
 pub(crate) struct Node {
-    pub(crate) client: Client<ChaCha12Rng>,
+    pub(crate) client: Client,
     pub(crate) server: Server,
     pub(crate) view: View,
     /// A dead machine neither receives nor sends.

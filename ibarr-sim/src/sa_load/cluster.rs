@@ -19,7 +19,6 @@ use ibarr_proto::paths::{
 };
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{Counter, PortIndex, Rank, Transmit};
-use rand_chacha::ChaCha12Rng;
 
 use super::sa::{Sa, Verdict};
 use super::{CONNECTIONS, Event, Hearing, KEPT, Plan, Second, stays};
@@ -56,7 +55,7 @@ struct OnTheWay {
 }
 
 struct Node {
-    paths: Paths<ChaCha12Rng>,
+    paths: Paths,
     /// When the node is called next.
     armed: Option<Instant>,
     asked: u64,

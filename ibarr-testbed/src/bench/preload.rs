@@ -15,7 +15,7 @@ use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{Config, Device, Input, Paths, PortFacts, PortName};
 use ibarr_proto::sa::PortIndex;
 use ibarr_user::preload::{Wanted, hosts, routes};
-use rand_chacha::ChaCha20Rng;
+use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 use tempfile::TempDir;
 
@@ -129,7 +129,7 @@ fn bytes_of_hosts(files: &Files) -> Result<f64> {
 /// Growth of the process for each path, once the core has taken all of them.
 fn bytes_of_paths(files: &Files, report: &mut Report) -> Result<f64> {
     let before = resident_bytes()?;
-    let mut core = Paths::new(Config::default(), ChaCha20Rng::seed_from_u64(1));
+    let mut core = Paths::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
     core.handle_input(START, Input::Port { port: PortIndex(0), name: name()?, facts: facts() });
     let ports = core.walk(START).ports();
     let (snapshot, read) = routes::read(&files.routes, &Wanted { ports, ..wanted() })?;

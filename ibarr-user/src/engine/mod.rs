@@ -116,7 +116,7 @@ pub(crate) struct Engine {
     options: RunOptions,
     config: Config,
     started: Instant,
-    node: Node<ChaCha12Rng>,
+    node: Node,
     users: Users,
     tracers: Tracers,
     queries: Queries,

@@ -33,6 +33,7 @@ const ARROWS: &[Arrows] = &[
             "crc",
             "hashbrown",
             "ipnet",
+            "rand_chacha",
             "rand_core",
             "serde",
             "serde_with_macros",

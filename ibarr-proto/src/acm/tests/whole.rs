@@ -48,7 +48,7 @@ fn facts(number: u8) -> PortFacts {
 
 /// A node with a client. It has one device with two ports, of which the first is active.
 struct Whole {
-    node: Node<ChaCha12Rng>,
+    node: Node,
     now: Instant,
     /// What the client was sent.
     replies: VecDeque<Vec<u8>>,

@@ -16,7 +16,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ibarr_common::IfIndex;
-use rand_core::CryptoRng;
 
 use super::super::{Family, Question, is_link_local};
 use super::flights::{Flight, FlightId};
@@ -74,7 +73,7 @@ fn way(flight: &Flight, candidate: Candidate, route: Route, vrf: Option<IfIndex>
     }
 }
 
-impl<R: CryptoRng> Client<R> {
+impl Client {
     /// Interfaces or routes have changed.
     pub fn network_changed(&mut self, egresses: BTreeMap<IfIndex, Egress>) {
         self.candidates = Candidates { egresses, answered: BTreeMap::new() };

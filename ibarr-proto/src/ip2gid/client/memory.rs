@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, SubnetPrefix};
-use rand_core::CryptoRng;
 
 use super::super::Question;
 use super::flights::FlightId;
 use super::{Cached, Client, Counter, Learned, Outcome, Settings, Source, outcome};
 
-impl<R: CryptoRng> Client<R> {
+impl Client {
     /// A port of this node has another subnet prefix: `before` is no longer the prefix of its
     /// subnet, and its peers, which have new GIDs too, notice that in seconds. Remembered answers
     /// with that prefix, or from before that time, are no longer used.

@@ -44,7 +44,8 @@ use std::time::Duration;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::{Query, Reply, Version};
 use ibarr_common::{IfIndex, Instant};
-use rand_core::CryptoRng;
+use rand_chacha::ChaCha12Rng;
+use rand_core::Rng as _;
 
 use self::cache::Cache;
 use self::candidates::Candidates;
@@ -78,9 +79,9 @@ pub use types::{
 ///
 /// After every `handle_…`, call each `poll_…` until it returns `None`, then [`Self::poll_timeout`].
 #[derive(Debug)]
-pub struct Client<R> {
+pub struct Client {
     config: Config,
-    rng: R,
+    rng: ChaCha12Rng,
     /// The time of the last call of the driver.
     now: Instant,
     flights: Flights,
@@ -101,9 +102,9 @@ pub struct Client<R> {
     counters: Counters<Counter>,
 }
 
-impl<R: CryptoRng> Client<R> {
+impl Client {
     /// Sends and opens nothing before the first request.
-    pub fn new(config: Config, mut rng: R) -> Self {
+    pub fn new(config: Config, mut rng: ChaCha12Rng) -> Self {
         let hasher = Seeded::new(&mut rng);
         Self {
             rng,

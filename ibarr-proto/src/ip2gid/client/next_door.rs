@@ -12,7 +12,6 @@ use std::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
-use rand_core::CryptoRng;
 
 use super::super::Question;
 use super::flights::FlightId;
@@ -66,7 +65,7 @@ impl NextDoor {
     }
 }
 
-impl<R: CryptoRng> Client<R> {
+impl Client {
     pub(super) fn poll_neighbour(&mut self) -> Option<Output> {
         let id = self.next_door.unmet.pop_first()?;
         let flight = self.flights.flight(id)?;

@@ -13,7 +13,6 @@ use std::num::{NonZeroU16, NonZeroUsize};
 use ibarr_common::ib::{Gid, SubnetPrefix};
 use ibarr_common::wire::ip2gid::PORT;
 use proptest::prelude::*;
-use rand_chacha::ChaCha12Rng;
 
 use self::rig::{Rig, gid, ib0, ms, peer, question, secs, via};
 use super::super::Family;
@@ -1104,7 +1103,7 @@ proptest! {
     }
 }
 
-fn assert_ends_add_up(client: &Client<ChaCha12Rng>) {
+fn assert_ends_add_up(client: &Client) {
     let ends = [
         Counter::Found,
         Counter::NotFound,

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use rand_core::{CryptoRng, SeedableRng};
 
 use super::super::Paths;
 use super::{KeptPort, Step, Walk};
@@ -44,12 +43,7 @@ impl Schedule {
     }
 
     /// The next action, if one is due and the writer has room for it.
-    pub fn poll<R: CryptoRng + SeedableRng>(
-        &mut self,
-        now: Instant,
-        paths: &Paths<R>,
-        has_room: bool,
-    ) -> Option<Action> {
+    pub fn poll(&mut self, now: Instant, paths: &Paths, has_room: bool) -> Option<Action> {
         if now < self.due {
             return None;
         }

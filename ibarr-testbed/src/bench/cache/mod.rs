@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::Instant as Stopwatch;
 
 use anyhow::{Context, Result, ensure};
-use rand_chacha::ChaCha20Rng;
+use rand_chacha::ChaCha12Rng;
 use rand_core::{Rng, SeedableRng};
 
 use super::report::{Report, Target, median};
@@ -34,7 +34,7 @@ trait Memory: Sized {
     fn question(number: u32) -> Result<Self::Question>;
 
     /// A cache filled as the daemon fills it.
-    fn filled(questions: &[Self::Question], rng: ChaCha20Rng) -> Result<Self>;
+    fn filled(questions: &[Self::Question], rng: ChaCha12Rng) -> Result<Self>;
 
     /// Number of remembered answers.
     fn len(&self) -> usize;
@@ -51,7 +51,7 @@ fn compare<M: Memory>(
     report: &mut Report,
 ) -> Result<()> {
     eprintln!("bench: look-ups among {sizes:?} {what} …");
-    let mut rng = ChaCha20Rng::seed_from_u64(1);
+    let mut rng = ChaCha12Rng::seed_from_u64(1);
     let [mut small, mut large] =
         [Filled::<M>::new(sizes[0], &mut rng)?, Filled::<M>::new(sizes[1], &mut rng)?];
     let mut best = [f64::INFINITY; 2];
@@ -78,10 +78,10 @@ struct Filled<M: Memory> {
 }
 
 impl<M: Memory> Filled<M> {
-    fn new(entries: u32, rng: &mut ChaCha20Rng) -> Result<Self> {
+    fn new(entries: u32, rng: &mut ChaCha12Rng) -> Result<Self> {
         let mut questions: Vec<_> = (0..entries).map(M::question).collect::<Result<_>>()?;
         let before = resident_bytes()?;
-        let memory = M::filled(&questions, ChaCha20Rng::from_rng(rng))?;
+        let memory = M::filled(&questions, ChaCha12Rng::from_rng(rng))?;
         let bytes = resident_bytes()? - before;
         let remembered = memory.len();
         ensure!(remembered == questions.len(), "{remembered} of {entries} answers are remembered");

@@ -16,13 +16,13 @@ use ibarr_proto::paths::{
 };
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{self, PortIndex};
-use rand_chacha::ChaCha20Rng;
+use rand_chacha::ChaCha12Rng;
 
 use super::Memory;
 
 /// A core that remembers many paths.
 pub(super) struct Paths {
-    core: core::Paths<ChaCha20Rng>,
+    core: core::Paths,
     port: PortName,
     sgid: Gid,
 }
@@ -34,7 +34,7 @@ impl Memory for Paths {
         Ok(number)
     }
 
-    fn filled(questions: &[u32], rng: ChaCha20Rng) -> Result<Self> {
+    fn filled(questions: &[u32], rng: ChaCha12Rng) -> Result<Self> {
         let config = Config {
             sa: sa::Config { start_spread: Duration::ZERO, ..sa::Config::default() },
             qos: core::Qos::Off,

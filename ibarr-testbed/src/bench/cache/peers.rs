@@ -15,12 +15,12 @@ use ibarr_proto::ip2gid::client::{
     Client, Config, Event, Input, Output, RequestId, Route, Settings, SocketEvent,
 };
 use ibarr_proto::request::UserRequest;
-use rand_chacha::ChaCha20Rng;
+use rand_chacha::ChaCha12Rng;
 
 use super::Memory;
 
 /// A client that remembers many answers.
-pub(super) struct Peers(Client<ChaCha20Rng>);
+pub(super) struct Peers(Client);
 
 impl Memory for Peers {
     type Question = Question;
@@ -31,7 +31,7 @@ impl Memory for Peers {
         Question::new(target.into(), None).context("a target that no node can have")
     }
 
-    fn filled(questions: &[Question], rng: ChaCha20Rng) -> Result<Self> {
+    fn filled(questions: &[Question], rng: ChaCha12Rng) -> Result<Self> {
         let room = NonZeroUsize::new(questions.len()).context("no entries")?;
         let settings = Settings {
             max_cached: room,
@@ -55,7 +55,7 @@ impl Memory for Peers {
 }
 
 /// Makes `client` ask `question`, and gives it the peer's answer.
-fn answer(client: &mut Client<ChaCha20Rng>, question: Question) -> Result<()> {
+fn answer(client: &mut Client, question: Question) -> Result<()> {
     let (id, deadline) = (RequestId::User(UserRequest::Control(0)), START + Duration::from_secs(3));
     let input = Input::Resolve { id, question, asked_at: START, deadline, heeds_hints: false };
     client.handle_input(START, input);

@@ -17,7 +17,7 @@ use crate::request::UserRequest;
 
 /// A client and its driver.
 pub(super) struct Rig {
-    pub(super) client: Client<ChaCha12Rng>,
+    pub(super) client: Client,
     pub(super) now: Instant,
     /// Whether route questions are answered at once, all with one gateway.
     pub(super) answer_routes: bool,
