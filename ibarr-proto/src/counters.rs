@@ -5,7 +5,10 @@
 //! The counters of a core are an enumeration made by [`counters!`](crate::counters!), so that
 //! `status`, the metrics and their documentation can list every name, even if its count is zero.
 
-use std::fmt;
+use alloc::boxed::Box;
+use alloc::string::ToString as _;
+use alloc::vec;
+use core::fmt;
 
 /// A fixed set of counters, made by [`counters!`](crate::counters!).
 pub trait Counter: Copy + Eq + fmt::Display + 'static {
@@ -26,7 +29,7 @@ pub trait Counter: Copy + Eq + fmt::Display + 'static {
 #[derive(Clone, Eq, PartialEq)]
 pub struct Counters<C> {
     counts: Box<[u64]>,
-    of: std::marker::PhantomData<C>,
+    of: core::marker::PhantomData<C>,
 }
 
 impl<C: Counter> Counters<C> {
@@ -62,7 +65,7 @@ impl<C: Counter> Counters<C> {
 
 impl<C: Counter> Default for Counters<C> {
     fn default() -> Self {
-        Self { counts: vec![0; C::ALL.len()].into(), of: std::marker::PhantomData }
+        Self { counts: vec![0; C::ALL.len()].into(), of: core::marker::PhantomData }
     }
 }
 

@@ -2,7 +2,7 @@
 
 //! How long requests took, in buckets: for histograms of the metrics.
 
-use std::time::Duration;
+use core::time::Duration;
 
 /// Counts of durations.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -64,7 +64,7 @@ impl Elapsed {
 /// The form of an [`Elapsed`].
 #[cfg(feature = "serde")]
 pub mod millis {
-    use std::time::Duration;
+    use core::time::Duration;
 
     use serde::de::Error as _;
     use serde::{Deserialize as _, Deserializer, Serializer};

@@ -2,22 +2,23 @@
 
 //! Hash maps for cores: fast, with a seed that peers cannot know.
 
-use std::fmt;
-use std::hash::{BuildHasher, DefaultHasher, Hasher as _};
+use core::fmt;
+use core::hash::{BuildHasher, Hasher as _};
 
 use rand_core::CryptoRng;
+use siphasher::sip::SipHasher13;
 
 /// SipHash that has absorbed a random 128-bit seed, so that no peer can choose keys that collide.
 ///
 /// The order of a map is not reproducible: no code may iterate over a map with this hasher and let
 /// the order have an effect.
 #[derive(Clone)]
-pub struct Seeded(DefaultHasher);
+pub struct Seeded(SipHasher13);
 
 impl Seeded {
     /// Takes the seed from `rng`.
     pub fn new(rng: &mut impl CryptoRng) -> Self {
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = SipHasher13::new();
         hasher.write_u64(rng.next_u64());
         hasher.write_u64(rng.next_u64());
         Self(hasher)
@@ -25,10 +26,22 @@ impl Seeded {
 }
 
 impl BuildHasher for Seeded {
-    type Hasher = DefaultHasher;
+    type Hasher = SipHasher13;
 
-    fn build_hasher(&self) -> DefaultHasher {
-        self.0.clone()
+    fn build_hasher(&self) -> SipHasher13 {
+        self.0
+    }
+}
+
+/// SipHash without a seed, where no peer chooses the keys.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fixed;
+
+impl BuildHasher for Fixed {
+    type Hasher = SipHasher13;
+
+    fn build_hasher(&self) -> SipHasher13 {
+        SipHasher13::new()
     }
 }
 

@@ -3,7 +3,10 @@
 //! Sans-IO state machines of the ibarr daemon. [`node`] connects them; [`turn`] defines in which
 //! order a loop reads, drives them and writes.
 
+#![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
+
+extern crate alloc;
 
 pub mod acm;
 pub mod counters;

@@ -3,9 +3,9 @@
 //! A node: the cores, connected. The daemon's loop and the simulation both drive this type, so that
 //! the simulation proves the order of steps that the daemon executes.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
-use std::time::Duration;
+use alloc::collections::{BTreeMap, VecDeque};
+use core::net::IpAddr;
+use core::time::Duration;
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::acm::Address;
@@ -298,7 +298,7 @@ impl Node {
     /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.view.handle_timeout(now);
-        if std::mem::take(&mut self.has_network_changed) {
+        if core::mem::take(&mut self.has_network_changed) {
             self.cores.client.network_changed(egresses(&self.view));
         }
         self.resolver.handle_timeout(&mut self.cores, now, &self.view);

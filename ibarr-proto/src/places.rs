@@ -7,8 +7,8 @@
 //! without a sign of life for longest. So no number of users, or of user ids of one person, locks out root or a
 //! newcomer. Where none can be taken, the quarter before root's eighth is for users that have none yet.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::cmp::Reverse;
 
 /// A user of this node.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

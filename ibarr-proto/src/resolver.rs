@@ -15,7 +15,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, VecDeque};
 
 use ibarr_common::ib::SubnetPrefix;
 use ibarr_common::wire::ls::{PathUse, ResolvePath};
@@ -384,7 +384,7 @@ impl Resolver {
     /// Begins to search for the answers that the kernel wants.
     fn serve(&mut self, cores: &mut Cores, now: Instant, view: &impl Local) {
         if !self.early.is_empty() && view.is_known() {
-            for (flight, wanted) in std::mem::take(&mut self.early) {
+            for (flight, wanted) in core::mem::take(&mut self.early) {
                 self.look_for(cores, now, view, flight, wanted);
             }
         }

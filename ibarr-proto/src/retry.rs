@@ -2,7 +2,7 @@
 
 //! Schedules of resends and of repairs, and random times.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use rand_core::Rng;

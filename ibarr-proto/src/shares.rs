@@ -8,8 +8,8 @@
 //! available. A request that is not admitted by its deadline is refused, but not sooner than
 //! [`PAUSE`] after its arrival: a caller that asks again at once gains nothing.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::time::Duration;
 
 use ibarr_common::Instant;
 

@@ -2,7 +2,7 @@
 
 //! Deadlines by key.
 
-use std::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet};
 
 use ibarr_common::Instant;
 

@@ -6,8 +6,10 @@
 //! The counters of an endpoint are those of all searches by its port, because the port counts its searches
 //! once, whatever their partition. A search that ends before its port is known counts for the service alone.
 
-use std::fmt::Write as _;
-use std::net::IpAddr;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt::Write as _;
+use core::net::IpAddr;
 
 use ibarr_common::ib::{Gid, Guid, PortNum};
 use ibarr_common::wire::acm::{

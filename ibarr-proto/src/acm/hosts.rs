@@ -2,7 +2,10 @@
 
 //! GIDs of names and addresses that the administrator has listed.
 
-use std::net::{IpAddr, Ipv6Addr};
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr};
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::acm::{Address, Name};

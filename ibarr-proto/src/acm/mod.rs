@@ -16,9 +16,12 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::mem;
-use std::net::IpAddr;
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::mem;
+use core::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, PKey};

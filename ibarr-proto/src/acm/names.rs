@@ -5,10 +5,12 @@
 //! The list of the administrator comes first, then what is remembered, then the driver, which asks the system's
 //! resolver and may take as long as that does.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::IpAddr;
-use std::time::Duration;
+use alloc::collections::btree_map::Entry;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::acm::{Address, Name, Status};

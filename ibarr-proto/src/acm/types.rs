@@ -2,8 +2,9 @@
 
 //! Inputs and outputs of the ACM service.
 
-use std::net::IpAddr;
-use std::time::Duration;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::PortNum;

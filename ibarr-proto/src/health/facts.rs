@@ -2,8 +2,10 @@
 
 //! What the driver states about the daemon. A fact is not yet good or bad.
 
-use std::net::IpAddr;
-use std::time::Duration;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 

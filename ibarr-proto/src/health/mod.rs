@@ -14,9 +14,11 @@ mod rules;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
-use std::time::Duration;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::string::{String, ToString as _};
+use alloc::vec::Vec;
+use core::fmt;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 
@@ -366,7 +368,7 @@ impl Health {
 
     /// Adds what is new, keeps what is known, drops what has gone.
     fn note(&mut self, now: Instant, found: Vec<Finding>) {
-        let before = std::mem::take(&mut self.reasons);
+        let before = core::mem::take(&mut self.reasons);
         for Finding { subsystem, cause, state, why, remedy } in found {
             let known = before.get(&(subsystem, cause));
             let since = known.map_or(now, |known| known.since);

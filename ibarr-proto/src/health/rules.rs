@@ -2,8 +2,12 @@
 
 //! What the facts mean: which of them are reasons, how bad each is, and what to do.
 
-use std::collections::BTreeSet;
-use std::fmt::Display;
+use alloc::borrow::ToOwned as _;
+use alloc::collections::BTreeSet;
+use alloc::format;
+use alloc::string::{String, ToString as _};
+use alloc::vec::Vec;
+use core::fmt::Display;
 
 use ibarr_common::Instant;
 

@@ -11,8 +11,8 @@ mod prefixes;
 pub mod client;
 pub mod server;
 
-use std::fmt;
-use std::net::IpAddr;
+use core::fmt;
+use core::net::IpAddr;
 
 use ibarr_common::IfIndex;
 use ibarr_common::wire::ip2gid::{MsgId, Query, Version};

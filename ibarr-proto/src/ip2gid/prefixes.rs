@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use std::net::IpAddr;
+use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use ipnet::IpNet;
 

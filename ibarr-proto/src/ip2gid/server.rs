@@ -21,7 +21,7 @@
 //! 0). A forged source gets one reply per query, at most 12 bytes longer than the query, so that
 //! the server hardly amplifies an attack.
 
-use std::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, SocketAddr};
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;

@@ -31,8 +31,8 @@ mod requests;
 mod tests;
 mod types;
 
-use std::collections::VecDeque;
-use std::time::Duration;
+use alloc::collections::VecDeque;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{
@@ -476,7 +476,7 @@ impl LocalService {
             return;
         }
         // Two answers were lost, perhaps because the daemon is always faster than the kernel.
-        if std::mem::replace(&mut answered.repeated, true) {
+        if core::mem::replace(&mut answered.repeated, true) {
             self.requests.answer_again(seq, self.now + REPEAT_AFTER);
         } else {
             self.enqueue(seq);

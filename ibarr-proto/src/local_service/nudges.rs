@@ -188,7 +188,7 @@ impl Nudges {
     }
 
     pub(super) fn ended(&mut self, now: Instant, nudged: Nudged) {
-        let (why, failed) = match std::mem::take(&mut self.last) {
+        let (why, failed) = match core::mem::take(&mut self.last) {
             Last::UnderWay { why, after_failure } => (why, after_failure),
             _ => (Why::Nothing, false),
         };

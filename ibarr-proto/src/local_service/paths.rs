@@ -2,7 +2,7 @@
 
 //! Path requests: those that wait, and what their answers are.
 
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{Answer, PathUse, Paths, ResolvePath, Seq};

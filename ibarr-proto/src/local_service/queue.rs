@@ -2,7 +2,8 @@
 
 //! Answers that wait for room in the socket.
 
-use std::collections::BTreeMap;
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 
 use ibarr_common::wire::ls::{Answer, Seq};
 

@@ -2,7 +2,8 @@
 
 //! The address requests that are held: those that wait, and those that were answered recently.
 
-use std::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;

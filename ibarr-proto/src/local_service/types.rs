@@ -2,7 +2,7 @@
 
 //! Inputs and outputs of the kernel's side.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{Emitted, Error, PortId, ResolvePath, Seq, Timeout};

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, DefaultHasher};
-use std::net::IpAddr;
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::net::IpAddr;
 
+use hashbrown::HashMap;
 use ibarr_common::IfIndex;
 
 use super::{Event, Owned};
+use crate::hash::Fixed;
 
 /// The subject of an answer. A link-local IPv6 address has a meaning only with its interface.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -33,11 +34,11 @@ impl Key {
 /// administrator of this machine chooses the keys, so no peer can cause collisions.
 #[derive(Default)]
 pub(super) struct Facts {
-    by_key: HashMap<Key, Owned, BuildHasherDefault<DefaultHasher>>,
+    by_key: HashMap<Key, Owned, Fixed>,
     /// Number of keys with this address: more than one only if it is link-local.
-    ours: HashMap<IpAddr, usize, BuildHasherDefault<DefaultHasher>>,
+    ours: HashMap<IpAddr, usize, Fixed>,
     /// Number of keys with a GID on each interface.
-    answering: HashMap<IfIndex, usize, BuildHasherDefault<DefaultHasher>>,
+    answering: HashMap<IfIndex, usize, Fixed>,
     answering_changed: bool,
     /// Keys that differ from what was reported, with what was reported.
     untold: BTreeMap<Key, Option<Owned>>,
@@ -66,7 +67,7 @@ impl Facts {
     /// Whether the result of [`is_answering`](Self::is_answering) has changed for any interface
     /// since the last call.
     pub(super) fn take_answering_changed(&mut self) -> bool {
-        std::mem::take(&mut self.answering_changed)
+        core::mem::take(&mut self.answering_changed)
     }
 
     pub(super) fn keys(&self) -> BTreeSet<Key> {

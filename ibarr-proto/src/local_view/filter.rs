@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::net::IpAddr;
-use std::str::FromStr;
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::IpAddr;
+use core::str::FromStr;
 
 use ibarr_common::ib::Gid;
 
@@ -70,7 +73,7 @@ impl Pattern {
 
     /// Whether it matches one of an interface's names.
     pub fn matches(&self, name: &InterfaceName, altnames: &AltNames) -> bool {
-        std::iter::once(name.as_bytes()).chain(altnames.iter()).any(|name| self.is_like(name))
+        core::iter::once(name.as_bytes()).chain(altnames.iter()).any(|name| self.is_like(name))
     }
 
     fn is_like(&self, name: &[u8]) -> bool {

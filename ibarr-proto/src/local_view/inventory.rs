@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use ibarr_common::IfIndex;
 

@@ -2,7 +2,8 @@
 
 //! Inputs and outputs of the local view.
 
-use std::net::IpAddr;
+use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;

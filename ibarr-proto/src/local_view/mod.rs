@@ -35,9 +35,10 @@ mod served;
 mod tests;
 mod types;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::num::NonZeroU16;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::num::NonZeroU16;
 
 use ibarr_common::ib::{Gid, PKey};
 pub use ibarr_common::map::Origin;
@@ -261,7 +262,8 @@ impl LocalView {
         self.serving_due |= self.facts.take_answering_changed();
         // A daemon that has just started keeps the entries of its predecessor until it knows the
         // routes.
-        if self.routes_confirmed != RoutesConfirmed::NotYet && std::mem::take(&mut self.serving_due)
+        if self.routes_confirmed != RoutesConfirmed::NotYet
+            && core::mem::take(&mut self.serving_due)
         {
             self.decide_served();
         }
@@ -471,7 +473,7 @@ impl LocalView {
     /// Decides everything that may depend on a link: its own addresses, and those of a bond whose
     /// active slave it is.
     fn decide_link(&mut self, ifindex: IfIndex) {
-        let keys: BTreeSet<_> = std::iter::once(ifindex)
+        let keys: BTreeSet<_> = core::iter::once(ifindex)
             .chain(self.inventory.masters_of(ifindex))
             .flat_map(|on| self.inventory.addresses_on(on))
             .map(|entry| Key::new(entry.id.address, entry.id.ifindex))

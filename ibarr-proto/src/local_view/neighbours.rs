@@ -17,9 +17,10 @@
 //! * A hardware address must be that of a port: the broadcast address of a subnet also has an entry,
 //!   whose hardware address is a multicast group.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::time::Duration;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::time::Duration;
 
 use ibarr_common::ib::{Gid, IpoibHwAddr};
 use ibarr_common::map::max_entries;
@@ -188,7 +189,7 @@ impl Neighbours {
 
     /// Keeps only the neighbours of these interfaces from now on.
     pub(super) fn follow(&mut self, followed: BTreeSet<IfIndex>) {
-        let before = std::mem::replace(&mut self.followed, followed);
+        let before = core::mem::replace(&mut self.followed, followed);
         self.is_settled |= self.followed.is_empty();
         if self.followed == before {
             return;
@@ -309,7 +310,7 @@ impl Neighbours {
     }
 
     pub(super) fn poll_request(&mut self) -> Option<Request> {
-        if std::mem::take(&mut self.leave) {
+        if core::mem::take(&mut self.leave) {
             return Some(Request::Leave(Subject::Neighbours));
         }
         self.reread.poll_request().then_some(Request::Dump(Subject::Neighbours))

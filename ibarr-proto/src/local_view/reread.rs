@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use std::time::Duration;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 
@@ -64,7 +64,7 @@ impl Reread {
     }
 
     pub(super) fn poll_request(&mut self) -> bool {
-        std::mem::take(&mut self.request)
+        core::mem::take(&mut self.request)
     }
 
     /// Requests a dump as soon as the gap allows; earlier requests and their results are void.
@@ -136,7 +136,7 @@ impl Reread {
         self.waiting = Waiting::No;
         self.failures = 0;
         self.earliest = now + Self::GAP;
-        let again = std::mem::take(&mut self.again);
+        let again = core::mem::take(&mut self.again);
         self.due = if again { self.earliest } else { now + self.interval };
     }
 

@@ -24,9 +24,10 @@
 //!   broadcast address, which is not a legal source.
 //! * Link-local addresses of IPv6 are neighbours on each interface, whatever the routes.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv6Addr};
-use std::num::NonZeroU16;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr};
+use core::num::NonZeroU16;
 
 use ibarr_common::IfIndex;
 use ibarr_common::map::max_entries;

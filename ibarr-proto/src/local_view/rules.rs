@@ -7,7 +7,8 @@
 //! may match one and not the other. What else a rule selects by is the same for both, so what counts
 //! is which rules decide about each. Whether the routes differ, the driver asks the kernel.
 
-use std::num::NonZeroU16;
+use alloc::vec::Vec;
+use core::num::NonZeroU16;
 
 use crate::ip2gid::Family;
 

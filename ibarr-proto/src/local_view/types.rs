@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use std::fmt;
-use std::net::IpAddr;
+use alloc::string::String;
+use core::fmt;
+use core::net::IpAddr;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, IpoibHwAddr, PKey};

@@ -2,7 +2,7 @@
 
 //! Rates: how often something may be done.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use rand_core::Rng;

@@ -7,10 +7,13 @@
 //! entry is two adjacent cache lines. A look-up writes nothing: use does not prolong the life of an
 //! entry.
 
-use std::collections::BTreeSet;
-use std::fmt;
-use std::hash::{BuildHasher, Hash, Hasher};
-use std::ops::Bound;
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+use core::hash::{BuildHasher, Hash, Hasher};
+use core::ops::Bound;
 
 use hashbrown::HashTable;
 use ibarr_common::Instant;

@@ -3,8 +3,8 @@
 //! Canaries: the choice of remembered paths that the SA is asked for again without a reason for
 //! doubt.
 
-use std::collections::VecDeque;
-use std::time::Duration;
+use alloc::collections::VecDeque;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use rand_core::Rng;

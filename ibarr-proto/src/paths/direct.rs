@@ -3,7 +3,7 @@
 //! Questions of users that the SA is asked each time, because nothing is remembered for them. The SA client
 //! bounds them as all others: its window, and the rank of users.
 
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{FlowLabel, Gid, Mtu, PacketLifeTime, Rate, Sl, SubnetPrefix};

@@ -5,9 +5,9 @@
 //! A port of the subnet has one LID, plus the adjacent ones of its LMC. If the SA gives another LID
 //! than before, the subnet has changed. Routers are different: several may lead to one GID.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::fmt;
+use core::fmt;
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 
 use ibarr_common::ib::{Gid, PathRecord};
 use ibarr_common::wire::path_record::Fields;

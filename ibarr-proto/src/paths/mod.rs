@@ -41,9 +41,11 @@ pub mod snapshot;
 mod tests;
 mod types;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::time::Duration;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::time::Duration;
 
+use hashbrown::HashMap;
 use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
@@ -368,7 +370,7 @@ impl Paths {
     /// Drops every answer, but remembers which ones were given to callers that keep them, so that a
     /// repeated request still signals a change. Returns how many answers that was.
     pub fn flush(&mut self) -> usize {
-        let flushed = self.entries().count() + std::mem::take(&mut self.restoring).len();
+        let flushed = self.entries().count() + core::mem::take(&mut self.restoring).len();
         self.ports.void();
         self.cache.retain(|key, remembered| key.is_kept() && remembered.record.is_some());
         flushed

@@ -2,7 +2,7 @@
 
 //! A user's question for a path, completed as a program on this node would most likely ask it.
 
-use std::collections::BTreeSet;
+use alloc::collections::BTreeSet;
 
 use ibarr_common::ib::{Gid, Lid, PKey};
 use ibarr_common::wire::sa::{PathQuery, PathQuestion};

@@ -2,8 +2,8 @@
 
 //! The ports of this node, and the effect of their changes on remembered paths.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use alloc::collections::BTreeMap;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use rand_core::Rng;
@@ -101,7 +101,7 @@ impl Port {
     /// events.
     fn doubt(&mut self, now: Instant, rng: &mut impl Rng) -> bool {
         self.repeats.hold(now, rng);
-        let is_news = !std::mem::replace(&mut self.all_doubted, true);
+        let is_news = !core::mem::replace(&mut self.all_doubted, true);
         self.epoch += u32::from(is_news);
         is_news
     }

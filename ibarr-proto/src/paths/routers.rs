@@ -2,7 +2,7 @@
 
 //! Routers that the SA names alternately for one question, because each of them leads there.
 
-use std::collections::VecDeque;
+use alloc::collections::VecDeque;
 
 use ibarr_common::ib::Lid;
 

@@ -2,9 +2,11 @@
 
 //! Inputs and outputs of the path resolution.
 
-use std::fmt;
-use std::str::FromStr;
-use std::time::Duration;
+use alloc::string::ToString as _;
+use alloc::vec::Vec;
+use core::fmt;
+use core::str::FromStr;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{DeviceName, Gid, Guid, Lid, PKey, PathRecord, PortNum, Rate, Sl};

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use std::collections::HashSet;
+use alloc::vec::Vec;
 
+use hashbrown::HashSet;
 use ibarr_common::map::{AllowPrefix, ResponderCfg};
 
 use super::maps::{AllowKey, Held, MapUpdate};
+use crate::hash::Fixed;
 use crate::ip2gid::Prefixes;
 
 /// The updates, in order, that change the map from `held` to `wanted`.
@@ -22,8 +24,8 @@ pub(super) fn change(held: &Held, wanted: &Prefixes) -> Vec<MapUpdate> {
             AllowKey { bits, prefix }
         })
         .collect();
-    let there: HashSet<_> = held.allow.iter().copied().collect();
-    let kept: HashSet<_> = wanted.iter().copied().collect();
+    let there: HashSet<_, Fixed> = held.allow.iter().copied().collect();
+    let kept: HashSet<_, Fixed> = wanted.iter().copied().collect();
     let add = wanted.iter().copied().filter(|key| !there.contains(key)).map(MapUpdate::Allow);
     let remove =
         held.allow.iter().copied().filter(|key| !kept.contains(key)).map(MapUpdate::NoAllow);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+use alloc::string::String;
+use alloc::vec::Vec;
+
 use ibarr_common::IfIndex;
 use ibarr_common::map::{
     AllowPrefix, GidEntry, GidKey, Interface, Neighbour, NeighbourKey, ResponderCfg, Route,

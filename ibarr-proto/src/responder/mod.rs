@@ -10,10 +10,14 @@ mod routes;
 mod tests;
 mod work;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::num::NonZeroU16;
-use std::time::Duration;
+use alloc::borrow::ToOwned as _;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::num::NonZeroU16;
+use core::time::Duration;
 
+use hashbrown::HashMap;
 use ibarr_common::map::{GidEntry, GidKey, Interface, Neighbour, NeighbourKey, ResponderCfg};
 use ibarr_common::{IfIndex, Instant};
 
@@ -21,6 +25,7 @@ pub use self::maps::{AllowKey, Fault, Held, MapUpdate, Maps, RouteKey};
 pub use self::work::{Attacher, Done, Hook, Mode, Work};
 use self::work::{Outcome, Wanted, Wish};
 use crate::counters::Counters;
+use crate::hash::Fixed;
 use crate::ip2gid::{Prefixes, client};
 use crate::local_view::neighbours;
 use crate::local_view::routing::WayBack;
@@ -283,8 +288,8 @@ impl Responder {
         if !self.wants_work() {
             return None;
         }
-        let need = std::mem::replace(&mut self.need, Need::Nothing);
-        if std::mem::take(&mut self.gives_up) {
+        let need = core::mem::replace(&mut self.need, Need::Nothing);
+        if core::mem::take(&mut self.gives_up) {
             return Some(Work::default());
         }
         let mut work = Work::default();
@@ -395,9 +400,9 @@ impl Responder {
             self.serve(served);
         }
         let held = maps.held()?;
-        let entries: HashMap<GidKey, GidEntry> =
+        let entries: HashMap<GidKey, GidEntry, Fixed> =
             view.owned().map(|owned| entry(&owned)).map(|entry| (entry.key, entry)).collect();
-        for key in held.addresses.iter().filter(|key| !entries.contains_key(key)) {
+        for key in held.addresses.iter().filter(|key| !entries.contains_key(*key)) {
             maps.update(&MapUpdate::NoAddress(*key))?;
         }
         for ifindex in held.interfaces.iter().filter(|index| !self.interfaces.contains_key(index)) {
@@ -409,11 +414,11 @@ impl Responder {
         for update in routes::change(&held, view.routes_back()) {
             maps.update(&update)?;
         }
-        let neighbours: HashMap<_, _> = view
+        let neighbours: HashMap<_, _, Fixed> = view
             .neighbours()
             .map(|there| (NeighbourKey::new(there.address, there.ifindex), next_hop(&there)))
             .collect();
-        for key in held.neighbours.iter().filter(|key| !neighbours.contains_key(key)) {
+        for key in held.neighbours.iter().filter(|key| !neighbours.contains_key(*key)) {
             maps.update(&MapUpdate::NoNeighbour(*key))?;
         }
         for update in neighbours.values() {

@@ -2,7 +2,9 @@
 
 //! The wanted attachments of all interfaces, and the steps that bring them about.
 
-use std::collections::BTreeSet;
+use alloc::collections::BTreeSet;
+use alloc::string::String;
+use alloc::vec::Vec;
 
 use ibarr_common::IfIndex;
 

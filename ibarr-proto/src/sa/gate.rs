@@ -16,7 +16,7 @@
 //! After a silent SA has changed, the gate is open, and the client probes: another SA gets the
 //! questions at once, and the silence ends soon even if there are none.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::sa::Question;

@@ -32,9 +32,10 @@ mod tests;
 mod types;
 mod window;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
@@ -448,7 +449,7 @@ impl Client {
         flight.sent.push(transaction);
         flight.in_air = Some(transaction);
         let again = if sent.is_own { Counter::Probes } else { Counter::Resends };
-        self.counters.count(std::mem::replace(&mut flight.next, again));
+        self.counters.count(core::mem::replace(&mut flight.next, again));
         self.tallies.entry(port).or_default().mads += 1;
         let request = Request { tid: transaction.into(), question: flight.question };
         let timeout = flight.deadline.max(lost_at).since(self.now);

@@ -2,7 +2,7 @@
 
 //! Inputs and outputs of the SA client.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Lid, PathRecord, Sl};

@@ -2,7 +2,7 @@
 
 //! The window: how many questions an SA gets at once.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 

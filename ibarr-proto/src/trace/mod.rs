@@ -10,7 +10,9 @@
 mod tests;
 mod types;
 
-use std::collections::{BTreeMap, VecDeque};
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
 
 use ibarr_common::Instant;
 
@@ -116,7 +118,7 @@ impl Trace {
 
     /// How many events were lost since the last call.
     pub fn take_lost(&mut self) -> u64 {
-        self.0.as_mut().map_or(0, |recorder| std::mem::take(&mut recorder.lost))
+        self.0.as_mut().map_or(0, |recorder| core::mem::take(&mut recorder.lost))
     }
 
     /// A request has arrived, at `asked_at`. The kernel's request for an address arrives with each repetition
@@ -237,7 +239,7 @@ impl Trace {
     /// A nudge begins.
     pub fn nudge(&mut self, now: Instant) {
         if let Some(recorder) = &mut self.0 {
-            recorder.nudged = std::mem::take(&mut recorder.unnudged);
+            recorder.nudged = core::mem::take(&mut recorder.unnudged);
             recorder.add_to_nudged(now, &Step::Nudge);
         }
     }
@@ -246,7 +248,7 @@ impl Trace {
     pub fn nudged(&mut self, now: Instant, outcome: Nudged) {
         if let Some(recorder) = &mut self.0 {
             recorder.add_to_nudged(now, &Step::Nudged { outcome });
-            let mut covered = std::mem::take(&mut recorder.nudged);
+            let mut covered = core::mem::take(&mut recorder.nudged);
             if outcome == Nudged::Postponed {
                 covered.append(&mut recorder.unnudged);
                 covered.truncate(recorder.limits.chains);
@@ -363,7 +365,7 @@ impl Recorder {
     }
 
     fn add_to_nudged(&mut self, now: Instant, step: &Step) {
-        let nudged = std::mem::take(&mut self.nudged);
+        let nudged = core::mem::take(&mut self.nudged);
         for &(subject, name) in &nudged {
             self.push(now, subject, name, step.clone());
         }

@@ -2,8 +2,9 @@
 
 //! The events of a trace, with the feature `serde` in the form that they have in documents.
 
-use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use alloc::string::{String, ToString as _};
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid};

@@ -167,6 +167,7 @@ fn lint(bench: &Bench<'_>) -> Result<Outcome> {
     let checks = [
         cargo(&["fmt", "--all", "--check"]),
         cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-Dwarnings"]),
+        cargo(&["check", "--locked", "--package=ibarr-no-std", "--features=prove"]),
         process::run(bench.workspace.cargo(&doc).env("RUSTDOCFLAGS", "-Dwarnings")),
         process::run(&mut fuzz::cargo(bench.workspace, &["fmt", "--check"])),
         process::run(&mut fuzz::cargo(

@@ -37,8 +37,15 @@ const ARROWS: &[Arrows] = &[
             "rand_core",
             "serde",
             "serde_with_macros",
+            "siphasher",
             "thiserror",
         ]),
+    },
+    Arrows {
+        from: "ibarr-no-std",
+        ours: &["ibarr-common", "ibarr-proto"],
+        tests: &[],
+        others: Some(&[]),
     },
     Arrows {
         from: "ibarr-sim",

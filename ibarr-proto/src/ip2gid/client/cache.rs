@@ -6,9 +6,9 @@
 //! of a processor, so the size of an entry decides how long a look-up takes: an entry for an IPv4
 //! address has 32 bytes, with its key.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::ops::Bound;
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::net::IpAddr;
+use core::ops::Bound;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
@@ -68,7 +68,7 @@ impl Cache {
 
     /// Returns how many answers were dropped. The others expire as the new limits say.
     pub(super) fn reconfigure(&mut self, limits: Limits) -> u64 {
-        let old = std::mem::replace(&mut self.limits, limits);
+        let old = core::mem::replace(&mut self.limits, limits);
         if (old.ttl, old.negative_ttl) != (limits.ttl, limits.negative_ttl) {
             let expiry = |&(_, question): &(Instant, Question)| {
                 Some((self.table.get(question)?.expires_at(&limits), question))
@@ -120,7 +120,7 @@ impl Cache {
 
     /// The next unreported change. Several changes of one entry are reported as one.
     pub(super) fn poll_change(&mut self) -> Option<Learned> {
-        if std::mem::take(&mut self.all_untold) {
+        if core::mem::take(&mut self.all_untold) {
             self.untold.clear();
             return Some(Learned::Everything);
         }

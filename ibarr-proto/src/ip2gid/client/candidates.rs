@@ -12,8 +12,8 @@
 //! The first send takes the first way, each resend the next, since a gateway may be dead. A source
 //! by which a peer has answered is the first candidate of the next flight.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use alloc::collections::BTreeMap;
+use core::net::IpAddr;
 
 use ibarr_common::IfIndex;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use std::num::{NonZeroU16, NonZeroUsize};
-use std::time::Duration;
+use core::num::{NonZeroU16, NonZeroUsize};
+use core::time::Duration;
 
 use ibarr_common::wire::ip2gid::PORT;
 

@@ -3,10 +3,12 @@
 //! Questions in flight, and the requests that wait for them. Long because a test holds the table to a
 //! plain list.
 
-use std::collections::{BTreeSet, HashMap};
-use std::fmt;
-use std::time::Duration;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use core::fmt;
+use core::time::Duration;
 
+use hashbrown::HashMap;
 use ibarr_common::Instant;
 use ibarr_common::wire::ip2gid::MsgId;
 use rand_core::CryptoRng;
@@ -150,7 +152,7 @@ impl Flights {
     /// Removes and returns the requests of `flight` that a hint ends, by deadline.
     pub(super) fn take(&mut self, id: FlightId, ends: impl Fn(&Waiter) -> bool) -> Vec<RequestId> {
         let Some(flight) = self.by_id.get_mut(&id) else { return Vec::new() };
-        self.settled += usize::from(!std::mem::replace(&mut flight.is_settled, true));
+        self.settled += usize::from(!core::mem::replace(&mut flight.is_settled, true));
         let mut ended = Vec::new();
         flight.waiters.retain(|&(_, request)| {
             let is_ended = self.by_request.get(&request).is_some_and(&ends);
@@ -171,7 +173,7 @@ impl Flights {
         self.by_msg_id.remove(&flight.msg_id);
         self.by_msg_id.insert(msg_id, id);
         let renewed = Flight::new(flight.question, msg_id, round_ends);
-        let old = std::mem::replace(flight, renewed);
+        let old = core::mem::replace(flight, renewed);
         flight.waiters = old.waiters;
         flight.is_refresh = old.is_refresh;
         flight.is_of_kernel = old.is_of_kernel;

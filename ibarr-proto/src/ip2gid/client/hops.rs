@@ -17,9 +17,11 @@
 //! however many dead targets are asked for at the same time. A gateway that never answers is sent
 //! at most 50 datagrams a second, or two a second for each question.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::Duration;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::time::Duration;
 
+use hashbrown::HashMap;
 use ibarr_common::Instant;
 
 use super::Route;

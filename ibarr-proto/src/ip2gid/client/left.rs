@@ -2,8 +2,8 @@
 
 //! Subnets that ports of this node have left; GIDs with their prefixes may be invalid.
 
-use std::collections::VecDeque;
-use std::time::Duration;
+use alloc::collections::VecDeque;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::SubnetPrefix;

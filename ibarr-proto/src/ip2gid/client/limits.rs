@@ -2,7 +2,7 @@
 
 //! The bounds of each table, derived from the configuration.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use super::config::RESENDS;
 use super::{Config, flights, hops, table};

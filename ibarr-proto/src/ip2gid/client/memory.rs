@@ -2,8 +2,9 @@
 
 //! The answers that a client remembers, and which of them it uses.
 
-use std::net::IpAddr;
-use std::time::Duration;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, SubnetPrefix};

@@ -37,9 +37,10 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, VecDeque};
-use std::net::SocketAddr;
-use std::time::Duration;
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::time::Duration;
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::{Query, Reply, Version};
@@ -477,7 +478,7 @@ impl Client {
         let now = self.now;
         let Some(flight) = self.flights.flight(id) else { return };
         if flight.round_ends <= now {
-            if std::mem::take(&mut flight.is_refresh) {
+            if core::mem::take(&mut flight.is_refresh) {
                 self.refreshing -= 1;
             }
             if !flight.waiters.is_empty() {

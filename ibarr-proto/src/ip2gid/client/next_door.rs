@@ -7,9 +7,10 @@
 //! and with each resend after [`SENDS`] sends without an answer. Only requests that heed hints are
 //! answered from the entry: the kernel reads its own entries.
 
-use std::collections::{BTreeSet, HashMap};
-use std::net::IpAddr;
+use alloc::collections::BTreeSet;
+use core::net::IpAddr;
 
+use hashbrown::HashMap;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 
@@ -100,7 +101,7 @@ impl Client {
     pub(super) fn met(&mut self, question: Question, gid: Option<Gid>) {
         let Some(id) = self.flights.of_question(question) else { return };
         let Some(flight) = self.flights.flight(id) else { return };
-        let is_refused = std::mem::take(&mut flight.is_refused);
+        let is_refused = core::mem::take(&mut flight.is_refused);
         let expires_at = self.now + self.config.settings().cache_ttl;
         let cached = Cached { gid, heard_at: Some(self.now), expires_at };
         if let Some(gid) = gid.filter(|_| !self.left.doubts(&cached)) {

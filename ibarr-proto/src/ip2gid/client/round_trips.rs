@@ -2,7 +2,7 @@
 
 //! Expected time of an answer: the estimate of RFC 6298, from measured round trips.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 

@@ -2,7 +2,8 @@
 
 //! The peers that took longest to answer lately, for people.
 
-use std::time::Duration;
+use alloc::vec::Vec;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 
@@ -48,7 +49,7 @@ impl Slowest {
     pub(super) fn list(&self, now: Instant) -> Vec<Slow> {
         let recent = self.0.iter().filter(|known| is_recent(now, known));
         let mut list: Vec<_> = recent.copied().collect();
-        list.sort_by_key(|slow| std::cmp::Reverse(slow.took));
+        list.sort_by_key(|slow| core::cmp::Reverse(slow.took));
         list
     }
 }

@@ -3,9 +3,10 @@
 //! The sockets that queries leave from. A reply must arrive at the socket that its query left from,
 //! so an attacker that does not see the query has to guess its random port too.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
-use std::time::Duration;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use core::fmt;
+use core::time::Duration;
 
 use ibarr_common::{IfIndex, Instant};
 use rand_core::Rng;

@@ -2,10 +2,10 @@
 
 //! Answers by question, in compact form.
 
-use std::collections::HashMap;
-use std::net::IpAddr;
-use std::time::Duration;
+use core::net::IpAddr;
+use core::time::Duration;
 
+use hashbrown::HashMap;
 use ibarr_common::ib::Gid;
 use ibarr_common::{IfIndex, Instant};
 

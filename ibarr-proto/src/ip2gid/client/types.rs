@@ -2,8 +2,9 @@
 
 //! The client's inputs and outputs.
 
-use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::Datagram;

@@ -34,7 +34,8 @@ mod schedule;
 mod tests;
 mod walk;
 
-use std::time::Duration;
+use alloc::vec::Vec;
+use core::time::Duration;
 
 use crc::{CRC_32_ISO_HDLC, Crc, Digest};
 use ibarr_common::ib::{DeviceName, Gid, Lid, PKey, PathRecord, PortNum};

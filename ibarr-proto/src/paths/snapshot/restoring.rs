@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 
@@ -176,7 +177,7 @@ impl Restoring {
     /// The paths to be remembered now.
     pub(in super::super) fn take(&mut self, now: Instant) -> impl Iterator<Item = Ready> + use<> {
         if self.until <= now {
-            for (port, (_, entries)) in std::mem::take(&mut self.waiting) {
+            for (port, (_, entries)) in core::mem::take(&mut self.waiting) {
                 let (paths, verdict) = (entries.len(), Verdict::Absent);
                 let origin = Origin::LastDaemon;
                 self.told.push_back(Restored { port, paths, verdict, origin });

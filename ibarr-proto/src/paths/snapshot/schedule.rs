@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use std::time::Duration;
+use alloc::vec::Vec;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 

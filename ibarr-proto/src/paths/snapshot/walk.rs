@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+use alloc::vec::Vec;
+
 use ibarr_common::Instant;
 
 use super::super::cache::{Cache, Place};
