@@ -109,13 +109,13 @@ fn round(rig: &Rig, seconds: u64, with_ibarr: bool) -> Result<(usize, usize)> {
 /// The times after which the first route of a stopped OpenSM has ended, sorted.
 fn first_routes(rig: &Rig, with_ibarr: bool) -> Result<[Duration; FIRST]> {
     let ibarr = if with_ibarr { Some(start()?) } else { None };
-    let mut times = Vec::new();
+    let (mut times, mut free_at) = (Vec::new(), Instant::now());
     // IPoIB may ask for the same path before the stop. Then the route is remembered, and does not count.
     for _ in 0..2 * FIRST {
         answers()?;
         thread::sleep(SELDOM);
         if let Some(ibarr) = &ibarr {
-            thread::sleep(SELDOM);
+            thread::sleep(free_at.saturating_duration_since(Instant::now()));
             ibarr.flush()?;
         }
         let caller = Caller::new(TIMEOUT)?;
@@ -127,6 +127,7 @@ fn first_routes(rig: &Rig, with_ibarr: bool) -> Result<[Duration; FIRST]> {
         rig.opensm.signal(Signal::SIGCONT)?;
         if status? != 0 {
             times.push(took);
+            free_at = Instant::now() + SELDOM;
         }
         if times.len() == FIRST {
             break;
