@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use ibarr_proto::paths;
 use ibarr_user::control::messages::Request;
 use nix::sys::signal::Signal;
 
@@ -25,9 +26,6 @@ const PACE: Duration = Duration::from_millis(300);
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// How many first routes of a stopped OpenSM are timed, with and without `ibarr`.
 const FIRST: usize = 10;
-/// A port leaves a route of a silent SA to the kernel at most once in this time: the default of
-/// `fallback-interval`, and the quarter by which it varies.
-const SELDOM: Duration = Duration::from_millis(6_250);
 
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
@@ -109,11 +107,12 @@ fn round(rig: &Rig, seconds: u64, with_ibarr: bool) -> Result<(usize, usize)> {
 /// The times after which the first route of a stopped OpenSM has ended, sorted.
 fn first_routes(rig: &Rig, with_ibarr: bool) -> Result<[Duration; FIRST]> {
     let ibarr = if with_ibarr { Some(start()?) } else { None };
+    // A port leaves a route of a silent SA to the kernel once in an interval, which varies by a quarter.
+    let seldom = paths::Config::default().fallback_interval * 5 / 4;
     let (mut times, mut free_at) = (Vec::new(), Instant::now());
     // IPoIB may ask for the same path before the stop. Then the route is remembered, and does not count.
     for _ in 0..2 * FIRST {
         answers()?;
-        thread::sleep(SELDOM);
         if let Some(ibarr) = &ibarr {
             thread::sleep(free_at.saturating_duration_since(Instant::now()));
             ibarr.flush()?;
@@ -127,7 +126,7 @@ fn first_routes(rig: &Rig, with_ibarr: bool) -> Result<[Duration; FIRST]> {
         rig.opensm.signal(Signal::SIGCONT)?;
         if status? != 0 {
             times.push(took);
-            free_at = Instant::now() + SELDOM;
+            free_at = Instant::now() + seldom;
         }
         if times.len() == FIRST {
             break;
