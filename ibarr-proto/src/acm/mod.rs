@@ -54,7 +54,7 @@ pub struct Acm {
     /// When the rest of a message is due.
     halves: Timers<ClientId>,
     /// Each in its own place, because the map moves its entries. The older one has the earlier deadline, because
-    /// [`Config::patience`] is the same for all.
+    /// [`Config::patience`] never changes.
     lookups: BTreeMap<LookupId, Box<Lookup>>,
     hosts: Hosts,
     names: Names,
@@ -151,10 +151,10 @@ impl Acm {
         }
     }
 
-    /// Replaces the configuration. Connected clients stay.
+    /// Changes how many clients there may be; those that are connected stay. [`Config::patience`] does not change.
     pub fn reconfigure(&mut self, config: Config) {
         self.places.set_room(config.clients);
-        self.config = config;
+        self.config.clients = config.clients;
     }
 
     /// Replaces the GIDs that the administrator has listed.
