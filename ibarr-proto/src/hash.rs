@@ -33,6 +33,13 @@ impl BuildHasher for Seeded {
     }
 }
 
+impl fmt::Debug for Seeded {
+    /// Does not print the seed.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Seeded")
+    }
+}
+
 /// SipHash without a seed, where no peer chooses the keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fixed;
@@ -42,13 +49,6 @@ impl BuildHasher for Fixed {
 
     fn build_hasher(&self) -> SipHasher13 {
         SipHasher13::new()
-    }
-}
-
-impl fmt::Debug for Seeded {
-    /// Does not print the seed.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Seeded")
     }
 }
 
