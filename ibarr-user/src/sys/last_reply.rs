@@ -176,7 +176,7 @@ impl LastReply {
         let page = self.page();
         let len = page.request_len.load(Ordering::SeqCst) as usize;
         let base = ptr::from_ref(&page.request).cast_mut().cast();
-        // SAFETY: the kernel writes at most so many bytes, which are alive, into atomics.
+        // SAFETY: at most the length of `request` is written. It is atomic, and lives as long as the mapping.
         let taken = unsafe {
             libc::recv(socket.as_raw_fd(), base, len.min(MAX_REQUEST_LEN), libc::MSG_DONTWAIT)
         };
