@@ -10,6 +10,7 @@ use std::path::Path;
 /// Files and directories, relative to the top of the checkout. `cargo xtask ebpf` refuses to write
 /// an object that mentions another file of ours.
 pub(crate) const SOURCES: &[&str] = &[
+    "ibarr-common/Cargo.toml",
     "ibarr-common/src/ib/gid.rs",
     "ibarr-common/src/ib/ipoib.rs",
     "ibarr-common/src/ifindex.rs",
