@@ -97,9 +97,29 @@ pub(super) fn run_command(name: &str, command: &mut Command) -> Result<Count> {
             if output.status.success() {
                 bail!("{name} gave no result");
             }
-            bail!("{name}: {}", output.status)
+            bail!("{name}: {}{}", output.status, panics(&stdout))
         }
     }
+}
+
+/// Each panic of a test with the beginning of its message. It stands in the last lines of the whole run, which CI
+/// shows when it cuts the middle out.
+fn panics(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
+    let mut panics = String::new();
+    for (number, line) in lines.iter().enumerate() {
+        if line.starts_with("thread '") && line.contains(" panicked at ") {
+            let message = lines[number + 1..].iter().take(3);
+            let message = message
+                .take_while(|line| !line.starts_with("stack ") && !line.starts_with("note: "));
+            panics.extend(["\n    ", line]);
+            for part in message {
+                panics.push(' ');
+                panics.extend(part.trim().chars().take(300));
+            }
+        }
+    }
+    panics
 }
 
 /// The sum of libtest's `test result: ok. 3 passed; 0 failed; 1 ignored; …` lines; `None` if there
@@ -147,6 +167,9 @@ mod tests {
     fn a_failing_program_fails_whatever_it_says() {
         let script = format!("printf '{OK}'; exit 101");
         assert!(run_command("failing", &mut shell(&script)).is_err());
+        let script = "printf \"thread 'a::claim' (7) panicked at src/a.rs:1:2:\\nleft is not right\\n\"; exit 101";
+        let error = run_command("failing", &mut shell(script)).expect_err("it fails").to_string();
+        assert!(error.ends_with("src/a.rs:1:2: left is not right"), "{error}");
         let script = format!("printf '{OK}'");
         let count = run_command("passing", &mut shell(&script)).expect("succeeds");
         assert_eq!(count.passed, 12);
