@@ -433,7 +433,7 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (27, 133));
+        assert_eq!((requests, responses), (27, 136));
     }
 
     #[test]
