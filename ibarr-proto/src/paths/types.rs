@@ -74,33 +74,36 @@ impl Default for Config {
     }
 }
 
-/// The answer to the kernel if there is no path.
-///
-/// An answer without a path fails the caller with -EIO, where the kernel without a daemon returns
-/// -EINVAL. No answer gives -EINVAL on every kernel. `ib_nl_process_good_resolve_rsp` of sa_query.c
-/// passes on -EIO or 0; `recv_handler` there turns a MAD of the SA with an error status into
-/// -EINVAL. Since 6.3 `cma_query_handler` of cma.c returns -EINVAL for a record with only
-/// `IB_PATH_PRIMARY`; 6.1 and 6.2 treat that as success without a path, and the daemon cannot tell
-/// these kernels apart. -EINVAL therefore costs the SA a query: [`NoPath::Fallback`].
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum NoPath {
-    /// There is no path: the caller fails at once.
-    Final,
-    /// The kernel may ask the SA itself.
-    Fallback,
+ibarr_common::words! {
+    /// The answer to the kernel if there is no path.
+    ///
+    /// An answer without a path fails the caller with -EIO, where the kernel without a daemon returns
+    /// -EINVAL. No answer gives -EINVAL on every kernel. `ib_nl_process_good_resolve_rsp` of sa_query.c
+    /// passes on -EIO or 0; `recv_handler` there turns a MAD of the SA with an error status into
+    /// -EINVAL. Since 6.3 `cma_query_handler` of cma.c returns -EINVAL for a record with only
+    /// `IB_PATH_PRIMARY`; 6.1 and 6.2 treat that as success without a path, and the daemon cannot tell
+    /// these kernels apart. -EINVAL therefore costs the SA a query: [`NoPath::Fallback`].
+    NoPath {
+        /// There is no path: the caller fails at once.
+        Final = "final",
+        /// The kernel may ask the SA itself.
+        Fallback = "fallback",
+    }
 }
 
-/// Whether service and class of service are part of a question.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum Qos {
-    /// If the SA supports quality of service. Otherwise its answer cannot depend on them, and each
-    /// service of a node would make a separate question.
-    #[default]
-    Auto,
-    /// Always.
-    On,
-    /// Never.
-    Off,
+ibarr_common::words! {
+    /// Whether service and class of service are part of a question.
+    #[derive(Default)]
+    Qos {
+        /// If the SA supports quality of service. Otherwise its answer cannot depend on them, and each
+        /// service of a node would make a separate question.
+        #[default]
+        Auto = "auto",
+        /// Always.
+        On = "on",
+        /// Never.
+        Off = "off",
+    }
 }
 
 /// The name of a port for the kernel and for people.

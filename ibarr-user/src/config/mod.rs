@@ -272,11 +272,7 @@ fn mode(value: Value<'_>) -> Result<bpf::Mode, String> {
 }
 
 fn no_path(value: Value<'_>) -> Result<NoPath, String> {
-    match value.text("fallback")? {
-        "final" => Ok(NoPath::Final),
-        "fallback" => Ok(NoPath::Fallback),
-        other => Err(format!("is {other:?}; it can be \"final\" or \"fallback\"")),
-    }
+    value.word(NoPath::Fallback, &NoPath::ALL)
 }
 
 fn switch(value: Value<'_>) -> Result<bool, String> {
@@ -479,6 +475,8 @@ responder = \"ebpf\"
              \"xdp\", \"xdp-generic\" or \"user\"",
         ];
         assert_eq!(mistakes(text), expected);
+        let expected = ["line 1: on-no-record is \"no\"; it can be \"final\" or \"fallback\""];
+        assert_eq!(mistakes("on-no-record = \"no\""), expected);
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) fn read(root: &mut Table<'_, '_>) -> (paths::Config, Option<PathBuf>)
 
 fn paths_of(table: &mut Table<'_, '_>, default: paths::Config) -> paths::Config {
     paths::Config {
-        qos: table.value("qos", default.qos, qos),
+        qos: table.value("qos", default.qos, |value| value.word(Qos::Auto, &Qos::ALL)),
         ttl: table.value("cache-ttl", default.ttl, |value| {
             at_least_a_second(value, Duration::from_hours(24))
         }),
@@ -32,15 +32,6 @@ fn paths_of(table: &mut Table<'_, '_>, default: paths::Config) -> paths::Config 
             at_least_a_second(value, Duration::from_hours(1))
         }),
         ..default
-    }
-}
-
-fn qos(value: Value<'_>) -> Result<Qos, String> {
-    match value.text("auto")? {
-        "auto" => Ok(Qos::Auto),
-        "on" => Ok(Qos::On),
-        "off" => Ok(Qos::Off),
-        other => Err(format!("is {other:?}; it can be \"auto\", \"on\" or \"off\"")),
     }
 }
 
