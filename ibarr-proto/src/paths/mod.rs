@@ -64,7 +64,7 @@ use crate::sa::{self, Client, PortIndex, QuestionId, Rank};
 use crate::timer::Timers;
 
 pub use bucket::DOUBT_SPREAD;
-pub use partial::{Choice, Chosen, Incomplete, Partial};
+pub use partial::{Choice, Chosen, Incomplete, PKeyNumber, Partial};
 pub use records::records;
 pub use types::{
     Answered, Cached, Config, Counter, Device, Input, Load, NoPath, Outcome, PortEvent, PortFacts,

@@ -12,12 +12,29 @@ use super::{Paths, PortFacts, PortName, Sought};
 
 /// A destination, and the parts of the question that the user chose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(
+    feature = "serde",
+    serde_with_macros::skip_serializing_none,
+    derive(serde::Deserialize, serde::Serialize)
+)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Partial {
-    pub port: Option<PortName>,
     pub dgid: Gid,
     pub sgid: Option<Gid>,
-    pub pkey: Option<PKey>,
+    /// If `None`, the first one that can ask.
+    pub port: Option<PortName>,
+    pub pkey: Option<PKeyNumber>,
+    /// Whether the SA is asked even if its answer is remembered.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "core::ops::Not::not"))]
+    pub fresh: bool,
+}
+
+/// A P_Key whose form in JSON is a number.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PKeyNumber(pub PKey);
+
+ibarr_common::serde_as_number! {
+    PKeyNumber, u16: |key| PKey::new(key).map(PKeyNumber), |PKeyNumber(key)| PKey::get(key);
 }
 
 /// A complete question, and why its port was chosen.
@@ -76,16 +93,9 @@ impl Paths {
     ///
     /// # Errors
     /// There is no such port, or it has no GID.
-    pub fn complete(&self, partial: &Partial) -> Result<(PortName, PathQuestion), Incomplete> {
-        self.chosen(partial).map(|chosen| (chosen.port, chosen.question))
-    }
-
-    /// Like [`Self::complete`], and says why the port was chosen.
-    ///
-    /// # Errors
-    /// There is no such port, or it has no GID.
     pub fn chosen(&self, partial: &Partial) -> Result<Chosen, Incomplete> {
-        let Partial { port, dgid, sgid, pkey } = *partial;
+        let Partial { dgid, sgid, port, pkey, .. } = *partial;
+        let pkey = pkey.map(|PKeyNumber(pkey)| pkey);
         let (name, facts) = self.choose(port, sgid, None)?;
         let question = PathQuestion {
             dgid,
@@ -208,21 +218,21 @@ mod tests {
     }
 
     fn to(dgid: Gid) -> Partial {
-        Partial { port: None, dgid, sgid: None, pkey: None }
+        Partial { dgid, sgid: None, port: None, pkey: None, fresh: false }
     }
 
     #[test]
     fn port_with_an_sa_is_preferred_to_the_first() {
         let mut rig = Rig::without_port();
-        assert_eq!(rig.paths.complete(&to(gid(1))), Err(Incomplete::NoPort));
+        assert_eq!(rig.paths.chosen(&to(gid(1))), Err(Incomplete::NoPort));
         tell(&mut rig, PORT, 1, PortFacts { is_active: false, ..facts() });
-        assert_eq!(rig.paths.complete(&to(gid(1))).map(|(port, _)| port), Ok(name(1)));
+        assert_eq!(rig.paths.chosen(&to(gid(1))).map(|chosen| chosen.port), Ok(name(1)));
         tell(&mut rig, OTHER, 2, facts());
-        assert_eq!(rig.paths.complete(&to(gid(1))).map(|(port, _)| port), Ok(name(2)));
+        assert_eq!(rig.paths.chosen(&to(gid(1))).map(|chosen| chosen.port), Ok(name(2)));
         let first = Partial { port: Some(name(1)), ..to(gid(1)) };
-        assert_eq!(rig.paths.complete(&first).map(|(port, _)| port), Ok(name(1)));
+        assert_eq!(rig.paths.chosen(&first).map(|chosen| chosen.port), Ok(name(1)));
         let absent = Partial { port: Some(name(3)), ..to(gid(1)) };
-        assert_eq!(rig.paths.complete(&absent), Err(Incomplete::NoSuchPort(name(3))));
+        assert_eq!(rig.paths.chosen(&absent), Err(Incomplete::NoSuchPort(name(3))));
     }
 
     #[test]
@@ -246,14 +256,15 @@ mod tests {
     fn first_gid_and_partition_are_taken_unless_the_user_chose() {
         let mut rig = Rig::without_port();
         tell(&mut rig, PORT, 1, PortFacts { gids: Vec::new(), ..facts() });
-        assert_eq!(rig.paths.complete(&to(gid(1))), Err(Incomplete::NoGid(name(1))));
+        assert_eq!(rig.paths.chosen(&to(gid(1))), Err(Incomplete::NoGid(name(1))));
         let other = PKey::new(0x8001).unwrap();
         let pkeys = vec![(PKeyIndex(0), other), (PKeyIndex(1), PKey::DEFAULT)];
         tell(&mut rig, PORT, 1, PortFacts { gids: vec![gid(7), gid(8)], pkeys, ..facts() });
-        let (_, question) = rig.paths.complete(&to(gid(1))).unwrap();
+        let question = rig.paths.chosen(&to(gid(1))).unwrap().question;
         assert_eq!((question.dgid, question.sgid, question.pkey), (gid(1), gid(7), Some(other)));
-        let chosen = Partial { sgid: Some(gid(8)), pkey: Some(PKey::DEFAULT), ..to(gid(1)) };
-        let (_, question) = rig.paths.complete(&chosen).unwrap();
+        let chosen =
+            Partial { sgid: Some(gid(8)), pkey: Some(PKeyNumber(PKey::DEFAULT)), ..to(gid(1)) };
+        let question = rig.paths.chosen(&chosen).unwrap().question;
         assert_eq!((question.sgid, question.pkey), (gid(8), Some(PKey::DEFAULT)));
     }
 
@@ -261,13 +272,13 @@ mod tests {
     fn port_is_chosen_that_has_the_source() {
         let mut rig = Rig::without_port();
         let from = |sgid| Partial { sgid: Some(sgid), ..to(gid(1)) };
-        assert_eq!(rig.paths.complete(&from(gid(9))), Err(Incomplete::NoPort));
+        assert_eq!(rig.paths.chosen(&from(gid(9))), Err(Incomplete::NoPort));
         tell(&mut rig, PORT, 1, PortFacts { gids: vec![gid(7)], ..facts() });
         tell(&mut rig, OTHER, 2, PortFacts { gids: vec![gid(8)], ..facts() });
-        assert_eq!(rig.paths.complete(&from(gid(8))).map(|(port, _)| port), Ok(name(2)));
-        assert_eq!(rig.paths.complete(&from(gid(9))), Err(Incomplete::NoSource(gid(9))));
+        assert_eq!(rig.paths.chosen(&from(gid(8))).map(|chosen| chosen.port), Ok(name(2)));
+        assert_eq!(rig.paths.chosen(&from(gid(9))), Err(Incomplete::NoSource(gid(9))));
         let other = Partial { port: Some(name(1)), ..from(gid(8)) };
-        assert_eq!(rig.paths.complete(&other), Err(Incomplete::NoSource(gid(8))));
+        assert_eq!(rig.paths.chosen(&other), Err(Incomplete::NoSource(gid(8))));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 use ibarr_common::ib::{Gid, PKey};
-use ibarr_proto::paths::PortName;
+use ibarr_proto::paths::{PKeyNumber, Partial, PortName};
 
 use self::counters::CountersArgs;
 use self::ping::PingArgs;
@@ -40,7 +40,7 @@ use crate::causes::chain;
 use crate::config::Absent;
 use crate::control::client::Connection;
 use crate::control::messages::{
-    Body, Failure, FailureKind, LevelChange, MetricsForm, Millis, PKeyNumber, PathRequest, Request,
+    Body, Failure, FailureKind, LevelChange, MetricsForm, Millis, Request,
 };
 use crate::daemon;
 use crate::logging::{self, Level, Place};
@@ -308,7 +308,7 @@ pub fn main() -> ExitCode {
         Command::Resolve(args) => resolve::run(&args),
         Command::Ping(args) => ping::run(&args),
         Command::Path { dgid, sgid, port, pkey, fresh, daemon } => {
-            let path = PathRequest { dgid, sgid, port, pkey: pkey.map(PKeyNumber), fresh };
+            let path = Partial { dgid, sgid, port, pkey: pkey.map(PKeyNumber), fresh };
             ask::ask(&daemon, &Request::Path { path })
         }
         Command::Ports(daemon) => ask::ask(&daemon, &Request::Ports),

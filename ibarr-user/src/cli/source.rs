@@ -5,13 +5,11 @@
 use std::net::IpAddr;
 
 use ibarr_common::ib::Gid;
-use ibarr_proto::paths::PortName;
+use ibarr_proto::paths::{Partial, PortName};
 
 use super::{Daemon, ask};
 use crate::control::client::Connection;
-use crate::control::messages::{
-    Body, Failure, FailureKind, PathAnswer, PathRequest, PortStatus, Request,
-};
+use crate::control::messages::{Body, Failure, FailureKind, PathAnswer, PortStatus, Request};
 
 /// The start of a path; by default the daemon chooses.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -71,7 +69,7 @@ impl Source {
         fresh: bool,
     ) -> Result<Box<PathAnswer>, Failure> {
         let Self { port, sgid } = *self;
-        let path = PathRequest { dgid, sgid, port, pkey: None, fresh };
+        let path = Partial { dgid, sgid, port, pkey: None, fresh };
         match connection.ask(&Request::Path { path }, |_| ())? {
             Body::Path { path } => Ok(path),
             _ => Err(ask::other_version()),

@@ -14,7 +14,7 @@ use ibarr_proto::request;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
 
-use super::values::{Elapsed, Millis, is_default};
+use super::values::{Elapsed, Millis};
 
 /// An address to resolve: `10.2.0.5`, or `fe80::1%4` with the index of the interface that its
 /// queries leave by.
@@ -224,32 +224,6 @@ pub struct CacheEntry {
     pub gid: Option<Gid>,
     /// Milliseconds until the entry expires.
     pub expires_in_ms: Millis,
-}
-
-/// A P_Key whose form in JSON is a number.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct PKeyNumber(pub PKey);
-
-ibarr_common::serde_as_number! {
-    PKeyNumber, u16: |key| PKey::new(key).map(PKeyNumber), |PKeyNumber(key)| PKey::get(key);
-}
-
-/// The ends of a path.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct PathRequest {
-    /// Destination GID.
-    pub dgid: Gid,
-    /// Source GID; absent: the port's first GID.
-    pub sgid: Option<Gid>,
-    /// Port, such as `mlx5_0/1`; absent: the first port that can ask.
-    pub port: Option<PortName>,
-    /// P_Key; absent: the port's first.
-    pub pkey: Option<PKeyNumber>,
-    /// Whether the subnet administrator is asked even if its answer is remembered.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub fresh: bool,
 }
 
 /// The outcome of a request for a path.

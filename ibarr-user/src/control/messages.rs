@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::paths::Partial;
 use ibarr_proto::trace::{Event, Filter};
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
@@ -44,7 +45,7 @@ pub enum Request {
     /// Finds the path to a GID, by the subnet administrator where it is not known.
     Path {
         /// The ends of the path.
-        path: PathRequest,
+        path: Partial,
     },
     /// All InfiniBand ports.
     Ports,

@@ -19,8 +19,8 @@ use tokio::sync::oneshot;
 use super::events::Hearing;
 use super::{Engine, log};
 use crate::control::messages::{
-    Body, CachedPath, Elapsed, Failure, FailureKind, LastEvent, PKeyNumber, PathAnswer, PathHops,
-    PathRequest, PortAddress, PortStatus, Probing, Response, Silence,
+    Body, CachedPath, Elapsed, Failure, FailureKind, LastEvent, PathAnswer, PathHops, PortAddress,
+    PortStatus, Probing, Response, Silence,
 };
 use crate::transport::ports::{self, Ports};
 use crate::transport::umad::{self, Meaning, Sending, Umads};
@@ -141,13 +141,16 @@ impl Engine {
         &mut self,
         now: Instant,
         user: User,
-        request: &PathRequest,
+        request: &Partial,
         to: oneshot::Sender<Response>,
     ) {
-        let chosen = match self.choose(request) {
+        let chosen = match self.node.paths().chosen(request) {
             Ok(chosen) => chosen,
-            // The caller may have disconnected.
-            Err(failure) => return drop(to.send(failure.into())),
+            Err(incomplete) => {
+                let message = incomplete.to_string();
+                // The caller may have disconnected.
+                return drop(to.send(Failure { kind: FailureKind::Absent, message }.into()));
+            }
         };
         let asks = &mut self.users.paths;
         asks.last += 1;
@@ -165,17 +168,6 @@ impl Engine {
         let path = Box::new(answer(&chosen, outcome, ms));
         // The caller may have disconnected.
         drop(to.send(Body::Path { path }.into()));
-    }
-
-    fn choose(&self, request: &PathRequest) -> Result<Chosen, Failure> {
-        let partial = Partial {
-            port: request.port,
-            dgid: request.dgid,
-            sgid: request.sgid,
-            pkey: request.pkey.map(|PKeyNumber(pkey)| pkey),
-        };
-        let absent = |message| Failure { kind: FailureKind::Absent, message };
-        self.node.paths().chosen(&partial).map_err(|incomplete| absent(incomplete.to_string()))
     }
 
     pub(super) fn port_status(&self, now: Instant) -> Vec<PortStatus> {

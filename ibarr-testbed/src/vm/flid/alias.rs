@@ -10,7 +10,8 @@ use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::{Gid, Lid, Sl};
 use ibarr_common::wire::mad::{self, Mad};
 use ibarr_common::wire::umad::{HEADER_LEN, MAX_LEN, PKeyIndex, Send};
-use ibarr_user::control::messages::{PathRequest, Request};
+use ibarr_proto::paths::Partial;
+use ibarr_user::control::messages::Request;
 use ibarr_user::sys::umad::{Device, Opened};
 
 use super::{A_PORT, B_PORT, R_PORT, connection, gid};
@@ -23,14 +24,9 @@ const R_GUID: u64 = 0x0011_2233_4455_0002;
 /// A's alias has a path to the other subnet, and packets of a connection between aliases have them.
 pub(super) fn works(here: &Ibarr) -> Result<()> {
     let aliases = [add(A_PORT, A_GUID)?, add(R_PORT, R_GUID)?];
-    let path = PathRequest {
-        dgid: gid(B_PORT)?,
-        sgid: Some(aliases[0]),
-        port: None,
-        pkey: None,
-        fresh: false,
-    };
-    let answer = eventually(|| here.ask(&Request::Path { path: path.clone() }))?;
+    let (dgid, sgid) = (gid(B_PORT)?, Some(aliases[0]));
+    let path = Partial { dgid, sgid, port: None, pkey: None, fresh: false };
+    let answer = eventually(|| here.ask(&Request::Path { path }))?;
     let sgid = format!("\"sgid\":\"{}\"", aliases[0]);
     ensure!(answer.to_string().contains(&sgid), "no {sgid}: {answer}");
 

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::PORT;
-
+use ibarr_proto::paths::Partial;
 use ibarr_proto::request;
 
 use super::targets::{Destination, Found};
@@ -19,8 +19,8 @@ use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
 use crate::control::messages::{
-    Answer, Body, Check, CheckState, Failure, Lookup, PathAnswer, PathRequest, PortStatus, Request,
-    Status, Target,
+    Answer, Body, Check, CheckState, Failure, Lookup, PathAnswer, PortStatus, Request, Status,
+    Target,
 };
 use crate::transport::ports::Dirs;
 use crate::transport::rtnetlink;
@@ -132,7 +132,7 @@ fn resolve(daemon: &Daemon, target: Target, lookup: Lookup) -> Result<Answer, Fa
 /// remembered.
 fn path(daemon: &Daemon, dgid: Gid, from: Option<&PortStatus>) -> Result<Box<PathAnswer>, Failure> {
     let port = from.map(|port| port.port);
-    let path = PathRequest { dgid, sgid: None, port, pkey: None, fresh: from.is_some() };
+    let path = Partial { dgid, sgid: None, port, pkey: None, fresh: from.is_some() };
     match client::ask(&daemon.run_dir, &Request::Path { path }, daemon.patience) {
         Ok(Body::Path { path }) => Ok(path),
         other => Err(ask::unexpected(other)),
