@@ -693,14 +693,17 @@ impl Flight {
 
 /// The load of a port.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 pub struct Load {
     /// Questions in flight.
     pub questions: usize,
     /// MADs that the SA has to answer.
+    #[cfg_attr(feature = "serde", serde(rename = "in-air"))]
     pub in_air: u32,
     /// Maximum number of MADs at once.
     pub window: u32,
     /// Why the SA gets only probes, if so.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub shut: Option<Shut>,
 }
 

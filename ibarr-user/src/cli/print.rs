@@ -332,7 +332,7 @@ fn port(port: &PortStatus) {
     line(&match &port.blocked {
         None => format!(
             "    its subnet administrator: {} questions in flight, {} MADs sent, at most {}",
-            port.questions, port.in_air, port.window
+            port.load.questions, port.load.in_air, port.load.window
         ),
         Some(reason) => format!("    its subnet administrator cannot be asked: {reason}"),
     });

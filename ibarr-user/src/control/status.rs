@@ -11,7 +11,7 @@ use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, Lid, PKey, Sl};
 use ibarr_proto::health::{self, Listener};
 use ibarr_proto::paths::{PortEvent, PortName};
-use ibarr_proto::sa::Tally;
+use ibarr_proto::sa::{Load, Tally};
 use ibarr_proto::shares;
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
@@ -215,12 +215,9 @@ pub struct PortStatus {
     pub addresses: Vec<PortAddress>,
     /// Whether its subnet administrator says that paths may differ by service.
     pub qos: bool,
-    /// Questions that wait for an answer now.
-    pub questions: usize,
-    /// MADs that the subnet administrator has not answered yet.
-    pub in_air: u32,
-    /// The current limit of such MADs.
-    pub window: u32,
+    /// What it asks now.
+    #[serde(flatten)]
+    pub load: Load,
     /// What was sent to its subnet administrators since the start, and answered.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sa: Tally,
@@ -453,12 +450,9 @@ pub struct PortRate {
     pub port: PortName,
     /// Whether the port is up and configured.
     pub active: bool,
-    /// Questions that wait for an answer now.
-    pub questions: usize,
-    /// MADs that the subnet administrator has not answered yet.
-    pub in_air: u32,
-    /// The current limit of such MADs.
-    pub window: u32,
+    /// What it asks now.
+    #[serde(flatten)]
+    pub load: Load,
     /// MADs sent, with resends and probes.
     pub mads_per_s: Option<f64>,
     /// Answers with anything but that it is busy.

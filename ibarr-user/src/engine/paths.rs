@@ -189,9 +189,7 @@ impl Engine {
                 pkeys: facts.pkeys.iter().map(|(_, pkey)| *pkey).collect(),
                 addresses: self.addresses_of(facts),
                 qos: has_qos,
-                questions: load.questions,
-                in_air: load.in_air,
-                window: load.window,
+                load,
                 sa: self.node.paths().client().tally(index),
                 probing: load.shut.map(|shut| Probing {
                     because: if shut.busy { Silence::Busy } else { Silence::Silent },

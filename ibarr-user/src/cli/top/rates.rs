@@ -200,9 +200,7 @@ impl Interval<'_> {
         PortRate {
             port: after.port,
             active: after.active,
-            questions: after.questions,
-            in_air: after.in_air,
-            window: after.window,
+            load: after.load,
             mads_per_s: self.rate(before.map(|before| mads.saturating_sub(before.mads))),
             answers_per_s: self.rate(answered),
             answer_ms: answer_ms.map(|(count, took)| Elapsed(took).millis() / number(count)),
@@ -343,7 +341,7 @@ mod tests {
         let shown = |after| {
             let top = top(Some(&before), &sample(2000, &after, &[]));
             let port = &top.ports[0];
-            assert_eq!((port.in_air, port.window), (3, 16));
+            assert_eq!((port.load.in_air, port.load.window), (3, 16));
             (port.mads_per_s, port.answers_per_s, port.answer_ms, port.total)
         };
         assert_eq!(shown(sa(18, 14, 5010.0)), (Some(4.0), Some(2.0), Some(2.5), 18));

@@ -127,9 +127,9 @@ fn port(rate: &PortRate) -> Vec<String> {
         per_second(rate.mads_per_s),
         per_second(rate.answers_per_s),
         rate.answer_ms.map_or(NONE.to_owned(), |ms| format!("{ms:.2} ms")),
-        rate.in_air.to_string(),
-        rate.window.to_string(),
-        rate.questions.to_string(),
+        rate.load.in_air.to_string(),
+        rate.load.window.to_string(),
+        rate.load.questions.to_string(),
         rate.total.to_string(),
     ]
 }
