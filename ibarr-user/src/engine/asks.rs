@@ -109,21 +109,10 @@ mod tests {
         asks.answered(later, ids[0].0, Some(Outcome::TimedOut));
         let Body::Answers { answers } = from.try_recv().unwrap().body else { panic!() };
         let ms = Elapsed(Duration::from_millis(2));
+        let answer = |ip, status, gid, source| Answer { ip, status, gid, source, ms };
         let expected = [
-            Answer {
-                ip: addresses[0],
-                status: request::Status::TimedOut,
-                gid: None,
-                source: None,
-                ms,
-            },
-            Answer {
-                ip: addresses[1],
-                status: request::Status::Found,
-                gid: Some(gid),
-                source: Some(request::Source::Peer),
-                ms,
-            },
+            answer(addresses[0], request::Status::TimedOut, None, None),
+            answer(addresses[1], request::Status::Found, Some(gid), Some(request::Source::Peer)),
         ];
         assert_eq!(answers, expected);
         for place in [1, 0] {
