@@ -3,6 +3,8 @@
 //! A node: the cores, connected. The daemon's loop and the simulation both drive this type, so that
 //! the simulation proves the order of steps that the daemon executes.
 
+mod facts;
+
 use alloc::collections::{BTreeMap, VecDeque};
 use core::net::IpAddr;
 use core::time::Duration;
@@ -15,6 +17,7 @@ use rand_core::SeedableRng as _;
 
 use crate::acm::{self, Acm};
 use crate::counters::Counters;
+use crate::health::{self, Health};
 use crate::ip2gid::client::{self, Cached, Client, Egress, Learned};
 use crate::ip2gid::server::{self, Local as _, Server};
 use crate::ip2gid::{Prefixes, Question};
@@ -39,6 +42,7 @@ pub struct Node {
     cores: Cores,
     resolver: Resolver,
     acm: Acm,
+    health: Health,
     /// The client does not know the last change of interfaces and routes yet.
     has_network_changed: bool,
     /// Events of the resolver that are not for the ACM service.
@@ -68,6 +72,8 @@ pub enum Input<'a> {
     View(local_view::Input),
     /// An event of a client of ACM.
     Acm(acm::Input<'a>),
+    /// What the driver knows of the daemon.
+    Health(health::Input),
     /// An input of another core.
     Resolver(resolver::Input<'a>),
 }
@@ -120,6 +126,7 @@ impl Node {
             },
             resolver: Resolver::default(),
             acm: Acm::new(acm),
+            health: Health::default(),
             has_network_changed: false,
             events: VecDeque::new(),
         }
@@ -159,6 +166,7 @@ impl Node {
                 }
             }
             Input::Acm(input) => self.acm.handle_input(now, input),
+            Input::Health(input) => self.health.handle_input(now, input),
             Input::Resolver(input) => {
                 let is_of_a_port = matches!(
                     input,
@@ -166,6 +174,9 @@ impl Node {
                         paths::Input::Port { .. } | paths::Input::PortGone { .. }
                     )
                 );
+                if let resolver::Input::LocalService(local_service::Input::Stop) = input {
+                    self.health.handle_input(now, health::Input::Stop);
+                }
                 self.resolver.handle_input(&mut self.cores, now, &self.view, input);
                 if is_of_a_port {
                     self.view.set_flid_gids(flid_gids(&self.cores.paths));
@@ -312,6 +323,7 @@ impl Node {
             self.view.poll_timeout(),
             self.resolver.poll_timeout(&self.cores),
             self.acm.poll_timeout(),
+            self.health.poll_timeout(),
         ];
         timeouts.into_iter().flatten().min()
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the driver states about the daemon. A fact is not yet good or bad.
+//! What each part of the daemon knows. A fact is not yet good or bad.
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::fmt;
 use core::net::IpAddr;
 use core::time::Duration;
 
@@ -11,72 +12,176 @@ use ibarr_common::Instant;
 
 use super::Cause;
 use crate::ip2gid::Family;
-use crate::ip2gid::client;
-use crate::local_service;
 use crate::local_view::rules::Diverted;
 use crate::local_view::{InterfaceName, Pattern};
-use crate::node::Node;
 use crate::paths::{self, PortName};
 use crate::responder::State;
 use crate::sa::Shut;
 
-/// All facts at one time. The default is a daemon without a fault, and without anything to do.
+/// What one part of the daemon knows. It holds until the next input of its kind; before the first one,
+/// the part has no fault. Texts are those of the operating system, or of files.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "its variants are named for what they state")]
+pub enum Input {
+    Start,
+    /// Each part of the daemon works or has said why not.
+    Ready,
+    /// Someone asks for the [report](super::Health::report).
+    Asked,
+    /// The daemon ends, and nothing is judged any more.
+    Stop,
+    Addresses(Addresses),
+    /// See [`LocalService::refusal`](crate::local_service::LocalService::refusal).
+    AnswersRefused(Option<i32>),
+    Ports(Vec<Port>),
+    /// A count that rises only while something is wrong, since the start.
+    Counted(Cause, u64),
+    Configuration(Configuration),
+    Kernel(Kernel),
+    /// The programs that answer in the kernel, and the interfaces on which peers are answered.
+    Responder(Programs, Vec<Served>),
+    Peers(Peers),
+    /// Of ports that could not be opened, or whose events could not.
+    Devices(Vec<Device>),
+    Control(Control),
+    /// Why paths are not saved for the next daemon.
+    Snapshot(Option<String>),
+    Acm(Acm),
+}
+
+/// The last input of each kind.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    pub(super) addresses: Addresses,
+    pub(super) answers_refused: Option<i32>,
+    pub(super) ports: Vec<Port>,
+    pub(super) configuration: Configuration,
+    pub(super) kernel: Kernel,
+    pub(super) programs: Programs,
+    pub(super) served: Vec<Served>,
+    pub(super) peers: Peers,
+    pub(super) devices: Vec<Device>,
+    pub(super) control: Control,
+    pub(super) snapshot_failed: Option<String>,
+    pub(super) acm: Acm,
+}
+
+/// What the local view knows.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
-    /// The mistakes for which the last reload was refused.
-    pub refused_reload: Option<String>,
-    /// How long the configuration file has been read, if that is unusually long.
-    pub slow_reload: Option<Duration>,
-    /// Valid settings with an unwanted effect, with their remedy.
-    pub settings: Vec<String>,
+pub struct Addresses {
     /// Whether the addresses of this node are not known yet.
-    pub view_unknown: bool,
+    pub unknown: bool,
     /// Whether no address of this node has a GID.
     pub no_gid: bool,
     /// Configured names that match no interface.
     pub unmatched: Vec<Pattern>,
     /// Addresses with several GIDs.
     pub contested: Vec<IpAddr>,
+}
+
+/// A port and its subnet administrator.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Port {
+    /// Its name.
+    pub name: PortName,
+    /// Why the subnet administrator cannot be asked.
+    pub missing: Option<Missing>,
+    /// Its silence, which lasts until it answers, even if the port is down meanwhile.
+    pub silence: Option<Shut>,
+}
+
+/// What is missing for asking a subnet administrator.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
+pub enum Missing {
+    Down,
+    SubnetManager,
+    Umad,
+}
+
+impl Missing {
+    /// What a port lacks; `None` if its subnet administrator can be asked.
+    pub fn of(port: &paths::PortFacts) -> Option<Self> {
+        match port.sa() {
+            Some(_) => None,
+            None if !port.is_active => Some(Self::Down),
+            None if port.has_umad || port.sm_lid.is_none() => Some(Self::SubnetManager),
+            None => Some(Self::Umad),
+        }
+    }
+}
+
+/// What the configuration file does.
+#[derive(Clone, Debug, Default)]
+pub struct Configuration {
+    /// The mistakes for which the last reload was refused.
+    pub refused: Option<String>,
+    /// Since when the file is being read.
+    pub reading_since: Option<Instant>,
+    /// A valid setting with an unwanted effect.
+    pub setting: Option<Setting>,
+}
+
+/// A valid setting with an effect that is easily overlooked.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Setting {
+    /// The programs have no room for all sources that are allowed.
+    #[expect(missing_docs, reason = "its fields are named for what they hold")]
+    AllowTooLong { prefixes: usize, most: usize },
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::AllowTooLong { prefixes, most } = self;
+        write!(
+            f,
+            "allow has {prefixes} prefixes, and the kernel holds {most}: the daemon answers all peers \
+             itself; write fewer and wider prefixes, or responder = \"user\""
+        )
+    }
+}
+
+/// What the socket to the kernel and the nudges do.
+#[derive(Clone, Debug, Default)]
+pub struct Kernel {
     /// Why the kernel sends no requests to the daemon.
-    pub kernel_silent: Option<String>,
-    /// See [`LocalService::refusal`](local_service::LocalService::refusal).
-    pub answers_refused: Option<i32>,
+    pub silent: Option<KernelSilent>,
     /// Why the last nudge failed, if nudges are on.
     pub nudges_fail: Option<String>,
     /// Other processes that receive the kernel's requests. Their names have no control characters.
     pub listeners: Vec<Listener>,
-    /// Datagrams that policy rules divert.
-    pub diverted: Vec<Diverted>,
-    /// The programs that answer in the kernel.
-    pub programs: Programs,
-    /// The interfaces on which peers are answered.
-    pub served: Vec<Served>,
-    /// The sockets for peers' queries.
-    pub sockets: Vec<Socket>,
-    /// Inherited sockets that are not used, with their remedy.
-    pub unused_sockets: Vec<String>,
-    /// What the limit of descriptors prevents, with the remedy.
-    pub few_descriptors: Option<String>,
-    /// All InfiniBand ports.
-    pub ports: Vec<Port>,
-    /// Why group ibarr is not known.
-    pub group_unknown: Option<String>,
-    /// Why no program finds the control socket.
-    pub control_closed: Option<String>,
-    /// How many lines the log lacks.
-    pub log_lost: u64,
-    /// Why the metrics are not served.
-    pub metrics_closed: Option<String>,
-    /// Why paths are not saved for the next daemon.
-    pub snapshot_failed: Option<String>,
-    /// What is wrong with the files of ACM.
-    pub acm_files: Vec<String>,
-    /// Why clients of ACM are not served, with the remedy.
-    pub acm_closed: Option<String>,
-    /// Whether ACM is on.
-    pub acm: bool,
-    /// Counts that rise only while something is wrong, since the start.
-    pub counted: Vec<(Cause, u64)>,
+}
+
+/// Why the kernel sends no requests to the daemon, with the remedy.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
+pub enum KernelSilent {
+    NoRdma,
+    NotAllowed,
+    OtherNamespace,
+    OtherEndClosed,
+    Failed(String),
+}
+
+impl fmt::Display for KernelSilent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRdma => {
+                f.write_str("waiting for the module ib_core: this kernel has no RDMA yet")
+            }
+            Self::NotAllowed => f.write_str(
+                "not allowed: run the daemon with CAP_NET_ADMIN in the first user namespace; until \
+                 then ibarr does not answer the kernel",
+            ),
+            Self::OtherNamespace => f.write_str(
+                "this is not the first network namespace, and the kernel accepts answers only from \
+                 that one: run the daemon there (nsenter --net=/proc/1/ns/net); until then ibarr \
+                 does not answer the kernel",
+            ),
+            Self::OtherEndClosed => f.write_str("the inherited socket was closed at its other end"),
+            Self::Failed(error) => f.write_str(error),
+        }
+    }
 }
 
 /// Another process with a socket in the group to which the kernel sends requests.
@@ -117,6 +222,19 @@ pub struct Served {
     pub program: State,
 }
 
+/// What the sockets for queries do.
+#[derive(Clone, Debug, Default)]
+pub struct Peers {
+    /// Those for peers' queries.
+    pub sockets: Vec<Socket>,
+    /// Inherited sockets that are not used, with their remedy.
+    pub unused: Vec<String>,
+    /// What the limit of descriptors prevents.
+    pub few_descriptors: Option<FewDescriptors>,
+    /// Datagrams that policy rules divert.
+    pub diverted: Vec<Diverted>,
+}
+
 /// A socket for peers' queries.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Socket {
@@ -128,65 +246,65 @@ pub struct Socket {
     pub small: Option<(usize, usize)>,
 }
 
-/// A port and its subnet administrator.
+/// How little the limit of descriptors permits.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
+pub struct FewDescriptors {
+    pub limit: u64,
+    /// Sockets of each IP version from which queries leave.
+    pub query_sockets: u8,
+    /// Connections of all users.
+    pub connections: usize,
+}
+
+/// Why a port is used less than it could be.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Port {
-    /// Its name.
-    pub name: PortName,
-    /// Why the subnet administrator cannot be asked.
-    pub missing: Option<Missing>,
-    /// Its silence, which lasts until it answers, even if the port is down meanwhile.
-    pub silence: Option<Shut>,
-    /// Why its events are not received.
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
+pub struct Device {
+    pub port: PortName,
+    /// Why the umad device is not open.
+    pub closed: Option<String>,
+    /// Why events are not received.
     pub unheard: Option<String>,
 }
 
-/// What is missing for asking a subnet administrator.
+/// What the control socket, the log and the metrics do.
+#[derive(Clone, Debug, Default)]
+pub struct Control {
+    /// Why group ibarr is not known.
+    pub group_unknown: Option<GroupUnknown>,
+    /// Why no program finds the control socket.
+    pub closed: Option<String>,
+    /// How many lines the log lacks.
+    pub log_lost: u64,
+    /// Why the metrics are not served.
+    pub metrics_closed: Option<String>,
+}
+
+/// Why group ibarr is not known.
 #[derive(Clone, Debug, Eq, PartialEq)]
-#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
-pub enum Missing {
-    Down,
-    SubnetManager,
-    /// The umad device, for this reason if it is known.
-    Umad(Option<String>),
+#[expect(missing_docs, reason = "its variants are named for what they are")]
+pub enum GroupUnknown {
+    NoAnswerYet,
+    Unreadable(String),
 }
 
-impl Missing {
-    /// What a port lacks; `None` if its subnet administrator can be asked.
-    pub fn of(port: &paths::PortFacts) -> Option<Self> {
-        match port.sa() {
-            Some(_) => None,
-            None if !port.is_active => Some(Self::Down),
-            None if port.has_umad || port.sm_lid.is_none() => Some(Self::SubnetManager),
-            None => Some(Self::Umad(None)),
+impl fmt::Display for GroupUnknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoAnswerYet => f.write_str("the user database has not answered yet"),
+            Self::Unreadable(error) => write!(f, "the user database cannot be read: {error}"),
         }
     }
 }
 
-impl Facts {
-    /// What the cores know: all but the facts about sockets, programs, files and devices.
-    pub fn of(node: &Node) -> Self {
-        let (view, local_service, paths) = (node.view(), node.local_service(), node.paths());
-        let port = |(index, name, facts, _): (_, _, &paths::PortFacts, _)| Port {
-            name,
-            missing: Missing::of(facts),
-            silence: paths.client().tally(index).silence,
-            unheard: None,
-        };
-        let counted = [
-            (Cause::RequestsLost, local_service.counters().get(local_service::Counter::Overruns)),
-            (Cause::AddressesEvicted, node.client().counters().get(client::Counter::CacheEvicted)),
-            (Cause::PathsEvicted, paths.counters().get(paths::Counter::Evicted)),
-        ];
-        Self {
-            view_unknown: !view.is_synced(),
-            no_gid: view.is_synced() && view.owned().all(|owned| owned.gid.is_none()),
-            unmatched: view.unmatched_patterns().cloned().collect(),
-            contested: view.contested().collect(),
-            answers_refused: local_service.refusal(),
-            ports: paths.ports().map(port).collect(),
-            counted: counted.into(),
-            ..Self::default()
-        }
-    }
+/// What ACM does for its clients.
+#[derive(Clone, Debug, Default)]
+pub struct Acm {
+    /// Whether it is on.
+    pub is_on: bool,
+    /// What is wrong with its files.
+    pub files: Vec<String>,
+    /// Why its clients are not served, with the remedy.
+    pub closed: Option<String>,
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Health: what works, what does not, since when, why, and what to do. The driver states [`Facts`];
-//! this core decides what they mean. `ibarr status`, `--check`, `STATUS=`, the log and the metrics
-//! all show its decisions.
+//! Health: what works, what does not, since when, why, and what to do. The node states what its cores
+//! know, the driver what it alone knows; this core decides what that means. `ibarr status`, `--check`,
+//! `STATUS=`, the log and the metrics all show its decisions.
 //!
 //! A *reason* is a cause at a subsystem. It counts once it has been there for the patience of its
 //! cause, so that what is normal for a moment, such as a program that is being attached, raises no
@@ -25,12 +25,19 @@ use ibarr_common::Instant;
 use crate::local_view::InterfaceName;
 use crate::paths::PortName;
 
-pub use self::facts::{Facts, Listener, Missing, Port, Programs, Served, Socket};
+use self::facts::Facts;
+pub use self::facts::{
+    Acm, Addresses, Configuration, Control, Device, FewDescriptors, GroupUnknown, Input, Kernel,
+    KernelSilent, Listener, Missing, Peers, Port, Programs, Served, Setting, Socket,
+};
 use self::rules::Finding;
 
 /// The health of a daemon, see the [module](self).
 #[derive(Debug, Default)]
 pub struct Health {
+    facts: Facts,
+    /// When the next assessment may be; `None` before the start and after the end.
+    due: Option<Instant>,
     assessed_at: Option<Instant>,
     subsystems: BTreeMap<Subsystem, Verdict>,
     reasons: BTreeMap<(Subsystem, Cause), Reason>,
@@ -39,6 +46,9 @@ pub struct Health {
     counts: BTreeMap<Cause, Count>,
     events: VecDeque<Event>,
 }
+
+/// After its start a daemon is assessed when it is ready, and at the latest after this.
+pub const START: Duration = Duration::from_secs(10);
 
 /// Between two assessments at least this time passes, except if someone asks.
 pub const OFTEN: Duration = Duration::from_secs(1);
@@ -308,35 +318,62 @@ struct Count {
 }
 
 impl Health {
-    /// Whether a new assessment is due, and facts are to be collected.
+    /// Notes what a part of the daemon knows.
+    pub fn handle_input(&mut self, now: Instant, input: Input) {
+        let facts = &mut self.facts;
+        match input {
+            Input::Start => self.due = Some(now + START),
+            Input::Ready if self.assessed_at.is_none() => self.hasten(now),
+            Input::Asked if self.assessed_at.is_some() => self.hasten(now),
+            Input::Ready | Input::Asked => {}
+            Input::Stop => self.due = None,
+            Input::Addresses(addresses) => facts.addresses = addresses,
+            Input::AnswersRefused(errno) => facts.answers_refused = errno,
+            Input::Ports(ports) => facts.ports = ports,
+            Input::Counted(cause, count) => self.count(now, cause, count),
+            Input::Configuration(configuration) => facts.configuration = configuration,
+            Input::Kernel(kernel) => facts.kernel = kernel,
+            Input::Responder(programs, served) => {
+                (facts.programs, facts.served) = (programs, served);
+            }
+            Input::Peers(peers) => facts.peers = peers,
+            Input::Devices(devices) => facts.devices = devices,
+            Input::Control(control) => facts.control = control,
+            Input::Snapshot(failed) => facts.snapshot_failed = failed,
+            Input::Acm(acm) => facts.acm = acm,
+        }
+    }
+
+    /// Whether an assessment is due, and facts are to be stated.
     pub fn is_due(&self, now: Instant) -> bool {
-        self.assessed_at.is_none_or(|at| now.since(at) >= OFTEN)
+        self.due.is_some_and(|due| due <= now)
     }
 
     /// When an assessment is due at the latest: then reasons may begin to count.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let at = self.assessed_at?;
+        let due = self.due?;
+        let Some(at) = self.assessed_at else { return Some(due) };
         let waiting = self.reasons.iter().filter(|(_, reason)| !reason.counts);
-        let due = waiting.map(|((_, cause), reason)| reason.since + cause.patience());
-        let due = due.chain([at + SELDOM]).min();
-        due.map(|due| due.max(at + OFTEN))
+        let counts_at = waiting.map(|((_, cause), reason)| reason.since + cause.patience());
+        counts_at.chain([at + SELDOM]).min().map(|at| at.max(due))
     }
 
-    /// Decides anew what works.
-    pub fn assess(&mut self, now: Instant, facts: &Facts) {
-        self.assessed_at = Some(now);
-        let active = facts.ports.iter().filter(|port| port.missing != Some(Missing::Down));
-        self.once_active.extend(active.map(|port| port.name));
-        self.once_active.retain(|name| facts.ports.iter().any(|port| port.name == *name));
-        for &(cause, count) in &facts.counted {
-            self.count(now, cause, count);
+    /// Decides anew what works, if that is due. Early calls do nothing.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if !self.is_due(now) {
+            return;
         }
-        let mut found = rules::judge(now, facts, &self.once_active);
+        (self.assessed_at, self.due) = (Some(now), Some(now + OFTEN));
+        let ports = &self.facts.ports;
+        let active = ports.iter().filter(|port| port.missing != Some(Missing::Down));
+        self.once_active.extend(active.map(|port| port.name));
+        self.once_active.retain(|name| ports.iter().any(|port| port.name == *name));
+        let mut found = rules::judge(now, &self.facts, &self.once_active);
         let held = |count: &Count| count.rose_at.is_some_and(|at| now.since(at) < HOLD);
         let counts = self.counts.iter().filter(|(_, count)| held(count));
         found.extend(counts.map(|(cause, count)| rules::counted(*cause, count.value)));
         self.note(now, found);
-        self.decide(now, &rules::subsystems(facts));
+        self.decide(now, &rules::subsystems(&self.facts));
     }
 
     /// Every subsystem, in order; empty before the first assessment.
@@ -350,6 +387,10 @@ impl Health {
     /// The next change.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    fn hasten(&mut self, now: Instant) {
+        self.due = self.due.map(|due| due.min(now));
     }
 
     fn reasons_of(&self, subsystem: Subsystem) -> impl Iterator<Item = (Cause, &Reason)> {

@@ -8,10 +8,13 @@ use alloc::format;
 use alloc::string::{String, ToString as _};
 use alloc::vec::Vec;
 use core::fmt::Display;
+use core::time::Duration;
 
 use ibarr_common::Instant;
 
-use super::facts::{Facts, Listener, Missing, Port, Programs, Served, Socket};
+use super::facts::{
+    Device, Facts, FewDescriptors, Listener, Missing, Port, Programs, Served, Socket,
+};
 use super::{Cause, HOLD, State, Subsystem};
 use crate::ip2gid::Family;
 use crate::local_view::rules::{Datagrams, Diverted};
@@ -20,6 +23,9 @@ use crate::responder::{self, BY_DECISION};
 
 const EPERM: i32 = 1;
 const EINVAL: i32 = 22;
+
+/// Reading a file for longer is told.
+const SLOW: Duration = Duration::from_secs(5);
 
 /// A reason, before it is compared with the last ones.
 #[derive(Clone, Debug)]
@@ -44,15 +50,16 @@ pub(super) fn subsystems(facts: &Facts) -> BTreeSet<Subsystem> {
         Subsystem::Caches,
         Subsystem::Control,
     ];
-    let acm = (facts.acm || facts.acm_closed.is_some() || !facts.acm_files.is_empty())
-        .then_some(Subsystem::Acm);
+    let acm = &facts.acm;
+    let acm =
+        (acm.is_on || acm.closed.is_some() || !acm.files.is_empty()).then_some(Subsystem::Acm);
     always.into_iter().chain(interfaces).chain(ports).chain(acm).collect()
 }
 
 /// All reasons, at most one of each cause for a subsystem.
 pub(super) fn judge(now: Instant, facts: &Facts, once_active: &BTreeSet<PortName>) -> Vec<Finding> {
     let mut found = Found::default();
-    configuration(&mut found, facts);
+    configuration(&mut found, now, facts);
     local_view(&mut found, facts);
     kernel(&mut found, facts);
     responder(&mut found, now, facts);
@@ -95,9 +102,9 @@ impl Found {
     }
 }
 
-fn configuration(found: &mut Found, facts: &Facts) {
-    let of = Subsystem::Configuration;
-    if let Some(mistakes) = &facts.refused_reload {
+fn configuration(found: &mut Found, now: Instant, facts: &Facts) {
+    let (of, facts) = (Subsystem::Configuration, &facts.configuration);
+    if let Some(mistakes) = &facts.refused {
         found.degraded(
             of,
             Cause::ReloadRefused,
@@ -107,7 +114,8 @@ fn configuration(found: &mut Found, facts: &Facts) {
             "correct the file (ibarr validate), then systemctl reload ibarr",
         );
     }
-    if let Some(taken) = facts.slow_reload {
+    let taken = facts.reading_since.map(|since| now.since(since));
+    if let Some(taken) = taken.filter(|&taken| taken >= SLOW) {
         found.degraded(
             of,
             Cause::ReloadSlow,
@@ -115,14 +123,14 @@ fn configuration(found: &mut Found, facts: &Facts) {
             "look whether the file system of /etc/ibarr hangs",
         );
     }
-    for setting in &facts.settings {
+    if let Some(setting) = facts.setting {
         found.degraded(of, Cause::Setting, setting, "see ibarr.toml(5)");
     }
 }
 
 fn local_view(found: &mut Found, facts: &Facts) {
-    let of = Subsystem::LocalView;
-    if facts.view_unknown {
+    let (of, facts) = (Subsystem::LocalView, &facts.addresses);
+    if facts.unknown {
         found.failed(
             of,
             Cause::ViewUnknown,
@@ -161,7 +169,7 @@ fn local_view(found: &mut Found, facts: &Facts) {
 
 fn kernel(found: &mut Found, facts: &Facts) {
     let of = Subsystem::Kernel;
-    if let Some(reason) = &facts.kernel_silent {
+    if let Some(reason) = &facts.kernel.silent {
         found.failed(
             of,
             Cause::KernelSilent,
@@ -181,7 +189,7 @@ fn kernel(found: &mut Found, facts: &Facts) {
         let why = format!("the kernel refuses our answers: {what} (errno {})", -errno);
         found.failed(of, Cause::AnswersRefused, why, remedy);
     }
-    if let Some(failure) = &facts.nudges_fail {
+    if let Some(failure) = &facts.kernel.nudges_fail {
         found.degraded(
             of,
             Cause::NudgesFail,
@@ -191,7 +199,7 @@ fn kernel(found: &mut Found, facts: &Facts) {
             "give the daemon CAP_NET_ADMIN, and set an IPoIB interface or lo up",
         );
     }
-    for Listener { pid, name } in &facts.listeners {
+    for Listener { pid, name } in &facts.kernel.listeners {
         let pid = pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
         found.degraded(
             of,
@@ -271,8 +279,8 @@ fn responder(found: &mut Found, now: Instant, facts: &Facts) {
 }
 
 fn peers(found: &mut Found, facts: &Facts) {
-    let of = Subsystem::Peers;
     let by_kernel = matches!(facts.programs, Programs::Loaded { .. });
+    let (of, facts) = (Subsystem::Peers, &facts.peers);
     let all_blocked = facts.sockets.iter().all(|socket| socket.blocked.is_some());
     for Socket { family, blocked, small } in &facts.sockets {
         if let Some(reason) = blocked {
@@ -329,11 +337,20 @@ fn peers(found: &mut Found, facts: &Facts) {
             remedy,
         );
     }
-    for unused in &facts.unused_sockets {
+    for unused in &facts.unused {
         found.add(of, Cause::UnusedSocket, State::Ok, unused, &"see ibarr.socket in ibarr(8)");
     }
-    if let Some(shortage) = &facts.few_descriptors {
-        found.degraded(of, Cause::FewDescriptors, shortage, "see LimitNOFILE= in systemd.exec(5)");
+    if let Some(FewDescriptors { limit, query_sockets, connections }) = facts.few_descriptors {
+        found.degraded(
+            of,
+            Cause::FewDescriptors,
+            format_args!(
+                "the process may have only {limit} descriptors: queries leave from at most \
+                 {query_sockets} sockets of each IP version, and all users have {connections} \
+                 connections; give it 1024 (LimitNOFILE=, ulimit -n)"
+            ),
+            "see LimitNOFILE= in systemd.exec(5)",
+        );
     }
 }
 
@@ -346,7 +363,9 @@ fn sa(
 ) {
     let (of, name) = (Subsystem::Sa(port.name), port.name);
     let is_down = |port: &Port| port.missing == Some(Missing::Down);
-    match &port.missing {
+    let device = facts.devices.iter().find(|device| device.port == name);
+    let closed = device.and_then(|device| device.closed.as_deref());
+    match port.missing {
         // A port without a cable is not missed while another one works.
         Some(Missing::Down)
             if !once_active.contains(&name) && !facts.ports.iter().all(is_down) => {}
@@ -356,22 +375,22 @@ fn sa(
             format_args!("port {name} is not active"),
             "look at cable and switch (ibstat, iblinkinfo), and whether a subnet manager runs",
         ),
-        Some(Missing::SubnetManager) => found.degraded(
+        Some(Missing::SubnetManager) if closed.is_none() => found.degraded(
             of,
             Cause::NoSubnetManager,
             format_args!("port {name} knows no subnet manager"),
             "start one (systemctl start opensm), or look why it does not reach the port (sminfo)",
         ),
-        Some(Missing::Umad(reason)) => found.degraded(
+        None if closed.is_none() => {}
+        _ => found.degraded(
             of,
             Cause::UmadClosed,
             format_args!(
                 "the subnet administrator of {name} cannot be asked, the kernel asks it itself: {}",
-                reason.as_deref().unwrap_or("its umad device is not open")
+                closed.unwrap_or("its umad device is not open")
             ),
             "load ib_umad (modprobe ib_umad), and give the daemon the device (ls -l /dev/infiniband)",
         ),
-        None => {}
     }
     if let Some(silence) = &port.silence {
         let (cause, what) = if silence.busy {
@@ -390,7 +409,7 @@ fn sa(
             "look at the subnet manager (sminfo, saquery, systemctl status opensm on its node)",
         );
     }
-    if let Some(reason) = &port.unheard {
+    if let Some(Device { unheard: Some(reason), .. }) = device {
         found.degraded(
             of,
             Cause::EventsUnheard,
@@ -405,7 +424,7 @@ fn sa(
 
 fn control(found: &mut Found, facts: &Facts) {
     let of = Subsystem::Control;
-    if let Some(state) = &facts.group_unknown {
+    if let Some(state) = &facts.control.group_unknown {
         found.degraded(
             of,
             Cause::GroupUnknown,
@@ -413,7 +432,7 @@ fn control(found: &mut Found, facts: &Facts) {
             "fix what nsswitch.conf names, then reload",
         );
     }
-    if let Some(reason) = &facts.control_closed {
+    if let Some(reason) = &facts.control.closed {
         found.degraded(
             of,
             Cause::ControlClosed,
@@ -421,18 +440,18 @@ fn control(found: &mut Found, facts: &Facts) {
             "remove what is in the way; the daemon tries again, and at the latest a restart makes its directory",
         );
     }
-    if facts.log_lost > 0 {
+    if facts.control.log_lost > 0 {
         found.degraded(
             of,
             Cause::LogLost,
             format_args!(
                 "the log lacks {} lines: its place is full, closed, or read too slowly",
-                facts.log_lost
+                facts.control.log_lost
             ),
             "free the disk of the journal, or log less (ibarr log-level)",
         );
     }
-    if let Some(reason) = &facts.metrics_closed {
+    if let Some(reason) = &facts.control.metrics_closed {
         found.degraded(
             of,
             Cause::MetricsClosed,
@@ -444,10 +463,10 @@ fn control(found: &mut Found, facts: &Facts) {
         let remedy = "look at the disk and the directory of snapshot below [paths]";
         found.degraded(Subsystem::Caches, Cause::SnapshotFailed, reason, remedy);
     }
-    for mistake in &facts.acm_files {
+    for mistake in &facts.acm.files {
         found.degraded(Subsystem::Acm, Cause::AcmFiles, mistake, "correct the file, then reload");
     }
-    if let Some(reason) = &facts.acm_closed {
+    if let Some(reason) = &facts.acm.closed {
         found.degraded(Subsystem::Acm, Cause::AcmClosed, reason, "see [acm] in ibarr.toml(5)");
     }
 }

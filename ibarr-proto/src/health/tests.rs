@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ip2gid::Family;
 use crate::local_view::rules::{Datagrams, Diverted, Traffic};
-use crate::paths::{Device, PortFacts};
+use crate::paths::{self, PortFacts};
 use crate::responder::Hook;
 use crate::sa::Shut;
 
@@ -18,12 +18,52 @@ fn at(seconds: u64) -> Instant {
     START + Duration::from_secs(seconds)
 }
 
-fn port(missing: Option<Missing>) -> Port {
-    Port { name: "mlx5_0/1".parse().unwrap(), missing, silence: None, unheard: None }
+/// A daemon that is ready.
+fn health() -> Health {
+    let mut health = Health::default();
+    health.handle_input(START, Input::Start);
+    health.handle_input(START, Input::Ready);
+    health
 }
 
-fn ports(missing: Option<Missing>) -> Facts {
-    Facts { ports: vec![port(missing)], ..Facts::default() }
+impl Health {
+    fn assess(&mut self, now: Instant, inputs: impl IntoIterator<Item = Input>) {
+        for input in inputs {
+            self.handle_input(now, input);
+        }
+        self.handle_timeout(now);
+    }
+}
+
+fn port(missing: Option<Missing>) -> Port {
+    Port { name: "mlx5_0/1".parse().unwrap(), missing, silence: None }
+}
+
+fn ports(missing: Option<Missing>) -> Vec<Input> {
+    vec![Input::Ports(vec![port(missing)])]
+}
+
+/// A port of which only the device says something.
+fn device(closed: Option<String>, unheard: Option<String>) -> Vec<Input> {
+    let port = port(None);
+    let device = Device { port: port.name, closed, unheard };
+    vec![Input::Ports(vec![port]), Input::Devices(vec![device])]
+}
+
+/// Each part without a fault.
+fn nothing() -> [Input; 10] {
+    [
+        Input::Addresses(Addresses::default()),
+        Input::AnswersRefused(None),
+        Input::Ports(Vec::new()),
+        Input::Configuration(Configuration::default()),
+        Input::Kernel(Kernel::default()),
+        Input::Responder(Programs::Unwanted, Vec::new()),
+        Input::Peers(Peers::default()),
+        Input::Devices(Vec::new()),
+        Input::Control(Control::default()),
+        Input::Snapshot(None),
+    ]
 }
 
 #[test]
@@ -39,11 +79,11 @@ fn port_lacks_its_link_then_a_subnet_manager_then_its_umad_device() {
             gids: Vec::new(),
             pkeys: Vec::new(),
             rate: None,
-            device: Device::default(),
+            device: paths::Device::default(),
         })
     };
     assert_eq!(missing(true, true, 1), None);
-    assert_eq!(missing(true, false, 1), Some(Missing::Umad(None)));
+    assert_eq!(missing(true, false, 1), Some(Missing::Umad));
     assert_eq!(missing(true, false, 0), Some(Missing::SubnetManager));
     assert_eq!(missing(true, true, 0xffff), Some(Missing::SubnetManager));
     assert_eq!(missing(false, false, 0), Some(Missing::Down));
@@ -79,7 +119,7 @@ fn events(health: &mut Health) -> Vec<String> {
 
 /// Every fault that a fact can state, with the subsystem, the cause and the state that it makes.
 #[expect(clippy::too_many_lines, reason = "a table")]
-fn faults() -> Vec<(Facts, &'static str)> {
+fn faults() -> Vec<(Vec<Input>, &'static str)> {
     let interface = InterfaceName::new(b"ib0").unwrap();
     let blocked = |family| Socket { family, blocked: Some("taken".to_owned()), small: None };
     let serves = |small| Socket { family: Family::V4, blocked: None, small };
@@ -91,86 +131,101 @@ fn faults() -> Vec<(Facts, &'static str)> {
     let attached =
         || vec![Served { interface, program: crate::responder::State::Attached(Hook::Tcx) }];
     let some = || Some("it is so".to_owned());
-    let f = Facts::default;
-    let silent = |busy| Port { silence: Some(Shut { busy, since: at(70) }), ..port(None) };
+    let no = Facts::default;
+    let configuration = |configuration| vec![Input::Configuration(configuration)];
+    let addresses = |addresses| vec![Input::Addresses(addresses)];
+    let kernel = |kernel| vec![Input::Kernel(kernel)];
+    let responder = |programs, served| vec![Input::Responder(programs, served)];
+    let peers = |peers| vec![Input::Peers(peers)];
+    let sockets = |sockets| vec![Input::Peers(Peers { sockets, ..no().peers })];
+    let control = |control| vec![Input::Control(control)];
+    let acm = |acm| vec![Input::Acm(acm)];
+    let silent = |busy| {
+        let silence = Some(Shut { busy, since: at(70) });
+        vec![Input::Ports(vec![Port { silence, ..port(None) }])]
+    };
+    let setting = Some(Setting::AllowTooLong { prefixes: 5000, most: 4096 });
+    let few = Some(FewDescriptors { limit: 256, query_sockets: 19, connections: 76 });
+    let ibacm = Listener { pid: Some(7), name: "ibacm".to_owned() };
+    let failed = crate::responder::State::Failed("XDP: EOPNOTSUPP".to_owned());
     vec![
-        (Facts { refused_reload: some(), ..f() }, "configuration: reload-refused: degraded"),
         (
-            Facts { slow_reload: Some(Duration::from_secs(6)), ..f() },
+            configuration(Configuration { refused: some(), ..no().configuration }),
+            "configuration: reload-refused: degraded",
+        ),
+        (
+            configuration(Configuration { reading_since: Some(at(74)), ..no().configuration }),
             "configuration: reload-slow: degraded",
         ),
-        (Facts { settings: vec!["a: b".to_owned()], ..f() }, "configuration: setting: degraded"),
-        (Facts { view_unknown: true, ..f() }, "local-view: view-unknown: failed"),
-        (Facts { no_gid: true, ..f() }, "local-view: no-gid: failed"),
         (
-            Facts { unmatched: vec!["ib7".parse().unwrap()], ..f() },
+            configuration(Configuration { setting, ..no().configuration }),
+            "configuration: setting: degraded",
+        ),
+        (
+            addresses(Addresses { unknown: true, ..no().addresses }),
+            "local-view: view-unknown: failed",
+        ),
+        (addresses(Addresses { no_gid: true, ..no().addresses }), "local-view: no-gid: failed"),
+        (
+            addresses(Addresses { unmatched: vec!["ib7".parse().unwrap()], ..no().addresses }),
             "local-view: no-such-interface: degraded",
         ),
         (
-            Facts { contested: vec!["10.0.0.1".parse().unwrap()], ..f() },
+            addresses(Addresses { contested: vec!["10.0.0.1".parse().unwrap()], ..no().addresses }),
             "local-view: contested-address: degraded",
         ),
-        (Facts { kernel_silent: some(), ..f() }, "kernel: kernel-silent: failed"),
-        (Facts { answers_refused: Some(-1), ..f() }, "kernel: answers-refused: failed"),
-        (Facts { nudges_fail: Some("no IPv6".to_owned()), ..f() }, "kernel: nudges-fail: degraded"),
         (
-            Facts { listeners: vec![Listener { pid: Some(7), name: "ibacm".to_owned() }], ..f() },
+            kernel(Kernel { silent: Some(KernelSilent::NoRdma), ..no().kernel }),
+            "kernel: kernel-silent: failed",
+        ),
+        (vec![Input::AnswersRefused(Some(-1))], "kernel: answers-refused: failed"),
+        (kernel(Kernel { nudges_fail: some(), ..no().kernel }), "kernel: nudges-fail: degraded"),
+        (
+            kernel(Kernel { listeners: vec![ibacm], ..no().kernel }),
             "kernel: other-listener: degraded",
         ),
         (
-            Facts { programs: Programs::Absent("EPERM".to_owned()), ..f() },
+            responder(Programs::Absent("EPERM".to_owned()), Vec::new()),
             "responder: not-loaded: degraded",
         ),
         (
-            Facts { programs: loaded(60, Some("/sys/fs/bpf")), served: attached(), ..f() },
+            responder(loaded(60, Some("/sys/fs/bpf")), attached()),
             "responder: pins-private: degraded",
         ),
+        (responder(loaded(19, None), attached()), "responder: lease-ending: degraded"),
+        (responder(loaded(0, None), attached()), "responder: lease-ended: degraded"),
         (
-            Facts { programs: loaded(19, None), served: attached(), ..f() },
-            "responder: lease-ending: degraded",
-        ),
-        (
-            Facts { programs: loaded(0, None), served: attached(), ..f() },
-            "responder: lease-ended: degraded",
-        ),
-        (
-            Facts {
-                programs: loaded(60, None),
-                served: vec![Served {
-                    interface,
-                    program: crate::responder::State::Failed("XDP: EOPNOTSUPP".to_owned()),
-                }],
-                ..f()
-            },
+            responder(loaded(60, None), vec![Served { interface, program: failed }]),
             "responder ib0: not-attached: degraded",
         ),
+        (sockets(vec![blocked(Family::V4), blocked(Family::V6)]), "peers: not-serving: failed"),
+        (sockets(vec![blocked(Family::V4), serves(None)]), "peers: not-serving: degraded"),
+        (sockets(vec![serves(Some((1, 9)))]), "peers: small-buffer: degraded"),
+        (peers(Peers { few_descriptors: few, ..no().peers }), "peers: few-descriptors: degraded"),
         (
-            Facts { sockets: vec![blocked(Family::V4), blocked(Family::V6)], ..f() },
-            "peers: not-serving: failed",
+            peers(Peers { diverted: vec![diverted(Some(200))], ..no().peers }),
+            "peers: diverted-by-rule: degraded",
         ),
-        (
-            Facts { sockets: vec![blocked(Family::V4), serves(None)], ..f() },
-            "peers: not-serving: degraded",
-        ),
-        (Facts { sockets: vec![serves(Some((1, 9)))], ..f() }, "peers: small-buffer: degraded"),
-        (Facts { few_descriptors: some(), ..f() }, "peers: few-descriptors: degraded"),
-        (Facts { diverted: vec![diverted(Some(200))], ..f() }, "peers: diverted-by-rule: degraded"),
         (ports(Some(Missing::Down)), "sa mlx5_0/1: port-down: degraded"),
         (ports(Some(Missing::SubnetManager)), "sa mlx5_0/1: no-subnet-manager: degraded"),
-        (ports(Some(Missing::Umad(some()))), "sa mlx5_0/1: umad-closed: degraded"),
-        (Facts { ports: vec![silent(false)], ..f() }, "sa mlx5_0/1: sa-silent: degraded"),
-        (Facts { ports: vec![silent(true)], ..f() }, "sa mlx5_0/1: sa-busy: degraded"),
+        (ports(Some(Missing::Umad)), "sa mlx5_0/1: umad-closed: degraded"),
+        (device(some(), None), "sa mlx5_0/1: umad-closed: degraded"),
+        (silent(false), "sa mlx5_0/1: sa-silent: degraded"),
+        (silent(true), "sa mlx5_0/1: sa-busy: degraded"),
+        (device(None, some()), "sa mlx5_0/1: events-unheard: degraded"),
         (
-            Facts { ports: vec![Port { unheard: some(), ..port(None) }], ..f() },
-            "sa mlx5_0/1: events-unheard: degraded",
+            control(Control { group_unknown: Some(GroupUnknown::NoAnswerYet), ..no().control }),
+            "control: group-unknown: degraded",
         ),
-        (Facts { group_unknown: some(), ..f() }, "control: group-unknown: degraded"),
-        (Facts { control_closed: some(), ..f() }, "control: control-closed: degraded"),
+        (control(Control { closed: some(), ..no().control }), "control: control-closed: degraded"),
         (counted(Cause::ProgramsRemoved), "responder: programs-removed: degraded"),
         (counted(Cause::FilesRemoved), "control: files-removed: degraded"),
-        (Facts { log_lost: 3, ..f() }, "control: log-lost: degraded"),
-        (Facts { metrics_closed: some(), ..f() }, "control: metrics-closed: degraded"),
-        (Facts { acm_closed: some(), ..f() }, "acm: acm-closed: degraded"),
+        (control(Control { log_lost: 3, ..no().control }), "control: log-lost: degraded"),
+        (
+            control(Control { metrics_closed: some(), ..no().control }),
+            "control: metrics-closed: degraded",
+        ),
+        (acm(Acm { closed: some(), ..no().acm }), "acm: acm-closed: degraded"),
         (counted(Cause::EventsLost), "local-view: events-lost: degraded"),
         (counted(Cause::RequestsLost), "kernel: requests-lost: degraded"),
         (counted(Cause::MapFaults), "responder: map-faults: degraded"),
@@ -186,8 +241,8 @@ fn faults() -> Vec<(Facts, &'static str)> {
         (counted(Cause::NoFreeDescriptor), "peers: no-free-descriptor: degraded"),
         (counted(Cause::AddressesEvicted), "caches: addresses-evicted: degraded"),
         (counted(Cause::PathsEvicted), "caches: paths-evicted: degraded"),
-        (Facts { snapshot_failed: some(), ..f() }, "caches: snapshot-failed: degraded"),
-        (Facts { acm_files: vec!["a: b".into()], ..f() }, "acm: acm-files: degraded"),
+        (vec![Input::Snapshot(some())], "caches: snapshot-failed: degraded"),
+        (acm(Acm { files: vec!["a: b".into()], ..no().acm }), "acm: acm-files: degraded"),
         (counted(Cause::ConnectionsRefused), "control: connections-refused: degraded"),
     ]
 }
@@ -201,9 +256,9 @@ fn diverted(instead: Option<u32>) -> Diverted {
 #[test]
 fn rule_that_diverts_is_named_with_the_command_that_exempts() {
     let remedy = |instead| {
-        let mut health = Health::default();
+        let mut health = health();
         let diverted = vec![diverted(instead)];
-        health.assess(at(1), &Facts { diverted, ..Facts::default() });
+        health.assess(at(1), [Input::Peers(Peers { diverted, ..Peers::default() })]);
         let reason = health.reasons.values().next().unwrap();
         assert!(reason.why.contains("priority 100 sends replies over IPv6"), "{}", reason.why);
         reason.remedy.clone()
@@ -214,18 +269,18 @@ fn rule_that_diverts_is_named_with_the_command_that_exempts() {
     assert!(remedy(None).contains("match UDP sport 4791 too"));
 }
 
-fn counted(cause: Cause) -> Facts {
-    Facts { counted: vec![(cause, 1)], ..Facts::default() }
+fn counted(cause: Cause) -> Vec<Input> {
+    vec![Input::Counted(cause, 1)]
 }
 
 #[test]
 fn each_fault_is_told_when_it_begins_and_ends() {
     let mut seen = BTreeSet::from([Cause::UnusedSocket]);
-    for (facts, expected) in faults() {
-        let mut health = Health::default();
+    for (inputs, expected) in faults() {
+        let mut health = health();
         // Longer than any patience, and shorter than the hold of a count.
         for second in [80, 90, 91, 99, 100] {
-            health.assess(at(second), &facts);
+            health.assess(at(second), inputs.clone());
         }
         assert_eq!(events(&mut health), [expected]);
         let found = causes(&health);
@@ -234,11 +289,9 @@ fn each_fault_is_told_when_it_begins_and_ends() {
         assert_eq!(worst(&health), found[0].2);
 
         let lasted = at(200).since(health.reasons.values().next().unwrap().since).as_secs();
-        let counted = facts.counted.clone();
-        health.assess(
-            at(200),
-            &Facts { counted, acm: expected.starts_with("acm"), ..Facts::default() },
-        );
+        let is_on = expected.starts_with("acm");
+        let acm = Input::Acm(Acm { is_on, ..Acm::default() });
+        health.assess(at(200), nothing().into_iter().chain([acm]));
         assert_eq!(causes(&health), [], "{expected}");
         let [ended] = events(&mut health).try_into().expect("one event");
         let (subsystem, cause, _) = found[0];
@@ -249,14 +302,31 @@ fn each_fault_is_told_when_it_begins_and_ends() {
 }
 
 #[test]
-fn what_is_normal_for_a_moment_is_no_reason() {
+fn daemon_is_judged_when_ready_or_late_or_asked_and_never_after_its_end() {
     let mut health = Health::default();
-    health.assess(at(0), &ports(None));
-    health.assess(at(1), &ports(Some(Missing::Down)));
+    health.assess(at(1), [Input::Ready, Input::Asked]);
+    assert_eq!((health.report().count(), health.poll_timeout()), (0, None));
+    health.assess(at(2), [Input::Start, Input::Asked]);
+    assert_eq!((health.report().count(), health.poll_timeout()), (0, Some(at(2) + super::START)));
+    health.assess(at(12), []);
+    assert!(health.report().count() > 0);
+    for (input, is_due) in [(Input::Ready, false), (Input::Asked, true), (Input::Stop, false)] {
+        health.handle_input(at(12), input);
+        assert_eq!(health.is_due(at(12)), is_due);
+    }
+    health.assess(at(99), [Input::Ready, Input::Asked]);
+    assert_eq!((health.is_due(at(99)), health.poll_timeout()), (false, None));
+}
+
+#[test]
+fn what_is_normal_for_a_moment_is_no_reason() {
+    let mut health = health();
+    health.assess(at(0), ports(None));
+    health.assess(at(1), ports(Some(Missing::Down)));
     assert_eq!(causes(&health), []);
     // The daemon looks again when the patience is over.
     assert_eq!(health.poll_timeout(), Some(at(4)));
-    health.assess(at(3), &ports(None));
+    health.assess(at(3), ports(None));
     assert_eq!(events(&mut health), Vec::<String>::new());
     assert_eq!(health.poll_timeout(), Some(at(3) + SELDOM));
 }
@@ -264,13 +334,12 @@ fn what_is_normal_for_a_moment_is_no_reason() {
 #[test]
 fn silence_of_an_sa_does_not_end_when_its_port_goes_down() {
     let silence = Some(Shut { busy: false, since: at(0) });
-    let facts =
-        |missing| Facts { ports: vec![Port { silence, ..port(missing) }], ..Facts::default() };
-    let mut health = Health::default();
+    let ports = |missing| [Input::Ports(vec![Port { silence, ..port(missing) }])];
+    let mut health = health();
     for (second, missing) in
         [(2, None), (10, Some(Missing::Down)), (20, Some(Missing::Down)), (30, None)]
     {
-        health.assess(at(second), &facts(missing));
+        health.assess(at(second), ports(missing));
     }
     let expected = [
         "sa mlx5_0/1: sa-silent: degraded",
@@ -283,14 +352,14 @@ fn silence_of_an_sa_does_not_end_when_its_port_goes_down() {
 #[test]
 fn port_without_a_cable_is_not_missed_beside_one_that_works() {
     let other = Port { name: "mlx5_1/1".parse().unwrap(), ..port(Some(Missing::Down)) };
-    let facts = |first| Facts { ports: vec![port(first), other.clone()], ..Facts::default() };
-    let mut health = Health::default();
+    let ports = |first| [Input::Ports(vec![port(first), other.clone()])];
+    let mut health = health();
     for second in [0, 10] {
-        health.assess(at(second), &facts(None));
+        health.assess(at(second), ports(None));
     }
     assert_eq!(causes(&health), []);
     for second in [20, 30] {
-        health.assess(at(second), &facts(Some(Missing::Down)));
+        health.assess(at(second), ports(Some(Missing::Down)));
     }
     let down =
         |name: &str| (Subsystem::Sa(name.parse().unwrap()), Cause::PortDown, State::Degraded);
@@ -299,21 +368,21 @@ fn port_without_a_cable_is_not_missed_beside_one_that_works() {
 
 #[test]
 fn count_that_rises_again_keeps_its_reason_and_its_start() {
-    let mut health = Health::default();
-    let of = |count| Facts { counted: vec![(Cause::RequestsLost, count)], ..Facts::default() };
+    let mut health = health();
+    let of = |count| [Input::Counted(Cause::RequestsLost, count)];
     for (second, count) in [(0, 0), (10, 1), (60, 2), (100, 2)] {
-        health.assess(at(second), &of(count));
+        health.assess(at(second), of(count));
     }
     assert_eq!(events(&mut health), ["kernel: requests-lost: degraded"]);
-    health.assess(at(120), &of(2));
+    health.assess(at(120), of(2));
     assert_eq!(events(&mut health), ["kernel: no requests-lost: ok after 110 s"]);
 }
 
 #[test]
 fn advice_is_shown_and_changes_nothing() {
-    let mut health = Health::default();
-    let facts = Facts { unused_sockets: vec!["a: b".to_owned()], ..Facts::default() };
-    health.assess(at(0), &facts);
+    let mut health = health();
+    let peers = Peers { unused: vec!["a: b".to_owned()], ..Peers::default() };
+    health.assess(at(0), [Input::Peers(peers)]);
     assert_eq!(causes(&health), [(Subsystem::Peers, Cause::UnusedSocket, State::Ok)]);
     assert_eq!((worst(&health), events(&mut health)), (State::Ok, Vec::new()));
 }
@@ -330,20 +399,19 @@ proptest! {
         steps in prop::collection::vec((1_u64..8, prop::collection::vec(any::<bool>(), 5)), 1..40)
     ) {
         let all = [Cause::NoGid, Cause::KernelSilent, Cause::GroupUnknown, Cause::ViewUnknown, Cause::LogLost];
-        let (mut health, mut model, mut now) = (Health::default(), Model::default(), START);
+        let (mut health, mut model, mut now) = (health(), Model::default(), START);
         let (mut told, mut state) = (BTreeSet::new(), State::Ok);
         for (seconds, there) in steps {
             now += Duration::from_secs(seconds);
-            let some = |there: bool| there.then(|| "so".to_owned());
-            let facts = Facts {
-                no_gid: there[0],
-                kernel_silent: some(there[1]),
-                group_unknown: some(there[2]),
-                view_unknown: there[3],
-                log_lost: there[4].into(),
-                ..Facts::default()
-            };
-            health.assess(now, &facts);
+            let addresses = Addresses { no_gid: there[0], unknown: there[3], ..Addresses::default() };
+            let silent = there[1].then_some(KernelSilent::NoRdma);
+            let kernel = Kernel { silent, ..Kernel::default() };
+            let group_unknown = there[2].then_some(GroupUnknown::NoAnswerYet);
+            let log_lost = there[4].into();
+            let control = Control { group_unknown, log_lost, ..Control::default() };
+            let inputs =
+                [Input::Addresses(addresses), Input::Kernel(kernel), Input::Control(control)];
+            health.assess(now, inputs);
             model.since.retain(|index, _| there[*index]);
             for index in (0..all.len()).filter(|index| there[*index]) {
                 model.since.entry(index).or_insert(now);

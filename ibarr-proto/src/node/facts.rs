@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What the cores of a node tell its health.
+
+use ibarr_common::Instant;
+
+use super::Node;
+use crate::health::{Addresses, Cause, Event, Health, Input, Missing, Port};
+use crate::ip2gid::{client, server};
+use crate::{local_service, paths};
+
+impl Node {
+    /// What works, and what does not. When an assessment [is due](Health::is_due), the driver states what
+    /// it knows and calls [`Self::assess`].
+    pub fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Decides anew what works, if that is due: the last step of a turn.
+    pub fn assess(&mut self, now: Instant) {
+        if self.health.is_due(now) {
+            for input in self.facts() {
+                self.health.handle_input(now, input);
+            }
+            self.health.handle_timeout(now);
+        }
+    }
+
+    /// See [`Health::poll_event`].
+    pub fn poll_health(&mut self) -> Option<Event> {
+        self.health.poll_event()
+    }
+
+    fn facts(&self) -> [Input; 9] {
+        use server::Counter::{NotSentForbidden, NotSentNoRoom, NotSentNoRoute, NotSentTooLong};
+        let (view, paths, local_service) = (self.view(), self.paths(), self.local_service());
+        let (client, server) = (self.client().counters(), self.server().counters());
+        let addresses = Addresses {
+            unknown: !view.is_synced(),
+            no_gid: view.is_synced() && view.owned().all(|owned| owned.gid.is_none()),
+            unmatched: view.unmatched_patterns().cloned().collect(),
+            contested: view.contested().collect(),
+        };
+        let port = |(index, name, facts, _): (_, _, &paths::PortFacts, _)| Port {
+            name,
+            missing: Missing::of(facts),
+            silence: paths.client().tally(index).silence,
+        };
+        let overruns = local_service.counters().get(local_service::Counter::Overruns);
+        let not_sent = server.get(NotSentNoRoom) + server.get(NotSentTooLong);
+        [
+            Input::Addresses(addresses),
+            Input::AnswersRefused(local_service.refusal()),
+            Input::Ports(paths.ports().map(port).collect()),
+            Input::Counted(Cause::RequestsLost, overruns),
+            Input::Counted(Cause::AddressesEvicted, client.get(client::Counter::CacheEvicted)),
+            Input::Counted(Cause::PathsEvicted, paths.counters().get(paths::Counter::Evicted)),
+            Input::Counted(Cause::RepliesForbidden, server.get(NotSentForbidden)),
+            Input::Counted(Cause::RepliesUnroutable, server.get(NotSentNoRoute)),
+            Input::Counted(Cause::RepliesNotSent, not_sent),
+        ]
+    }
+}
