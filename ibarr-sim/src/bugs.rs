@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use ibarr_common::ib::Lid;
 use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::health::{self, Cause, State};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{self, Cached, SocketEvent};
 use ibarr_proto::ip2gid::server::{Received, Transmit};
@@ -136,6 +137,9 @@ impl FromStr for Bug {
     }
 }
 
+/// The causes of an SA that does not answer.
+pub(crate) const SILENCES: [Cause; 2] = [Cause::SaSilent, Cause::SaBusy];
+
 /// A [`Node`] with its planted bug.
 pub(crate) struct Core {
     node: Node,
@@ -149,13 +153,22 @@ pub(crate) struct Core {
     users: u32,
     /// How often each query was sent.
     sends: BTreeMap<Vec<u8>, u32>,
+    /// What the health has said last of an SA that does not answer.
+    silence: Option<(Cause, String)>,
 }
 
 impl Core {
-    pub(crate) fn new(mut config: node::Config, rng: ChaCha12Rng, bug: Option<Bug>) -> Self {
+    pub(crate) fn new(
+        now: Instant,
+        mut config: node::Config,
+        rng: ChaCha12Rng,
+        bug: Option<Bug>,
+    ) -> Self {
         spoil(&mut config, bug);
+        let mut node = Node::new(config, rng);
+        node.handle_input(now, Input::Health(health::Input::Start));
         Self {
-            node: Node::new(config, rng),
+            node,
             bug,
             answers: 0,
             again: VecDeque::new(),
@@ -165,6 +178,7 @@ impl Core {
             mads: 0,
             users: 0,
             sends: BTreeMap::new(),
+            silence: None,
         }
     }
 
@@ -291,6 +305,23 @@ impl Core {
             }
             return Some(output);
         }
+    }
+
+    pub(crate) fn assess(&mut self, now: Instant) -> Vec<health::Event> {
+        self.node.assess(now);
+        let silence = self.told().find(|(cause, _)| SILENCES.contains(cause));
+        self.silence = silence;
+        std::iter::from_fn(|| self.node.poll_health()).collect()
+    }
+
+    /// The reasons that make a subsystem worse than ok.
+    pub(crate) fn told(&self) -> impl Iterator<Item = (Cause, String)> {
+        let reasons = self.node.health().report().flat_map(|report| report.reasons);
+        let bad = reasons.filter(|(_, reason)| reason.state > State::Ok);
+        let told = bad.map(|(cause, reason)| (cause, reason.why.clone()));
+        let is_unseen = self.bug == Some(Bug::UnseenSilence);
+        let seen = told.filter(move |(cause, _)| !is_unseen || !SILENCES.contains(cause));
+        seen.chain(self.silence.clone().filter(|_| self.bug == Some(Bug::ForgottenRecovery)))
     }
 
     /// Replaces the hardware address in a dump by the one of the last event.

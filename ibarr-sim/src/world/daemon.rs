@@ -24,7 +24,7 @@ use ibarr_proto::{paths, resolver, sa};
 
 use super::addresses::Packet;
 use super::kernel_socket::{Message, ToDaemon};
-use super::monitor::{Monitor, READY};
+use super::monitor::Monitor;
 use super::network::IPOIB;
 use super::path_claims::PathClaims;
 use super::process::{Daemon, Inbox};
@@ -45,16 +45,13 @@ impl World {
     pub(super) fn launch(&mut self, id: Id) {
         let config = self.weather.config.clone();
         let paths = config.paths;
-        let core = Core::new(config, self.dice.seed_core(), self.bug);
+        let core = Core::new(self.now, config, self.dice.seed_core(), self.bug);
         let machine = &mut self.machines[id];
         machine.life += 1;
         machine.network.listener_starts();
         let paths = PathClaims::new(&paths);
-        let monitor = Monitor::new(self.now, self.bug);
+        let monitor = Monitor::new(self.now);
         machine.daemon = Some(Box::new(Daemon::new(core, paths, monitor)));
-        let life = machine.life;
-        self.at(self.now + READY, What::Health(id, life));
-        let machine = &mut self.machines[id];
         machine.kernel_socket.open();
         machine.kernel.handle_input(self.now, kernel::Input::Listener(true));
         if machine.programs.is_some() {

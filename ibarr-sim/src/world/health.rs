@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The health that a daemon reports, and the claims about it. The core gets the facts that the
-//! product's engine gives it, as far as they exist here. The claims compare its reasons with what
-//! has happened to the machine: a fault that lasts is told, and nothing is told that is not so, or
-//! is so no longer.
+//! The health that a daemon reports, and the claims about it. The node states what its cores know; the
+//! programs and the nudges are simulated. The claims compare its reasons with what has happened to the
+//! machine: a fault that lasts is told, and nothing is told that is not so, or is so no longer.
 
 use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::sa::Answer;
-use ibarr_proto::health::{Cause, Facts, HOLD, Programs, SELDOM, Served};
-use ibarr_proto::responder;
+use ibarr_proto::health::{Cause, HOLD, Input, Kernel, Programs, SELDOM, START, Served};
 use ibarr_proto::sa::Counter;
+use ibarr_proto::{node, responder};
 
 use super::machine::Machine;
-use super::monitor::{Deaf, READY, SILENCES, Unproven};
+use super::monitor::{Deaf, Unproven};
 use super::network::IPOIB;
 use super::process::Daemon;
 use super::troubles::Trouble;
 use super::{What, World};
-use crate::dice::{ms, secs, us};
+use crate::bugs::SILENCES;
+use crate::dice::{ms, secs};
 use crate::record::{Entry, Id};
 
 /// The time until each change is in the report: the daemon looks at a port once a second, and at
@@ -55,22 +55,20 @@ impl Daemon {
         self.core.node().paths().client().counters().get(Counter::Unasked)
     }
 
-    fn facts(&self, machine: &Machine, lease: Duration) -> Facts {
-        let mut facts = Facts::of(self.core.node());
-        let view = self.core.node().view();
-        facts.nudges_fail.clone_from(&self.monitor.nudges_fail);
-        (facts.programs, facts.served) = match (&machine.programs, &self.responder) {
+    /// What the daemon knows that its node does not.
+    fn facts(&self, machine: &Machine, lease: Duration) -> Vec<Input> {
+        let nudges_fail = self.monitor.nudges_fail.clone();
+        let mut facts = vec![Input::Kernel(Kernel { nudges_fail, ..Kernel::default() })];
+        let (programs, served) = match (&machine.programs, &self.responder) {
             (None, _) => (Programs::Unwanted, Vec::new()),
             (Some(_), None) => (Programs::Absent("not loaded yet".to_owned()), Vec::new()),
             (Some(_), Some(responder)) => {
                 let count = responder.counters().get(responder::Counter::Faults);
-                facts.counted.push((Cause::MapFaults, count));
-                let served = view.served().map(|served| Served {
+                facts.push(Input::Counted(Cause::MapFaults, count));
+                let state = |ifindex| responder.state(ifindex).cloned();
+                let served = self.core.node().view().served().map(|served| Served {
                     interface: served.name,
-                    program: responder
-                        .state(served.ifindex)
-                        .cloned()
-                        .unwrap_or(responder::State::Pending),
+                    program: state(served.ifindex).unwrap_or(responder::State::Pending),
                 });
                 let programs = if let Some(fault) = responder.fault() {
                     Programs::Absent(fault.to_owned())
@@ -81,7 +79,16 @@ impl Daemon {
                 (programs, served.collect())
             }
         };
+        facts.push(Input::Responder(programs, served));
         facts
+    }
+
+    pub(super) fn tells(&self, cause: Cause) -> bool {
+        self.core.told().any(|(told, _)| told == cause)
+    }
+
+    fn tells_silence(&self) -> bool {
+        SILENCES.iter().any(|cause| self.tells(*cause))
     }
 }
 
@@ -100,37 +107,24 @@ impl World {
     /// Assesses the health of a daemon if that is due.
     pub(super) fn assess(&mut self, id: Id, daemon: &mut Daemon) {
         let now = self.now;
-        let is_ready = daemon.core.node().view().confirmed_at().is_some();
-        if daemon.is_ending || !daemon.monitor.is_due(now, is_ready) {
+        if daemon.core.node().view().confirmed_at().is_some() {
+            daemon.core.handle_input(now, node::Input::Health(Input::Ready));
+        }
+        if !daemon.core.node().health().is_due(now) {
             return;
         }
-        let machine = &self.machines[id];
         let wrong = self.wrong(id, daemon);
         daemon.monitor.observe(now, &wrong);
-        let facts = daemon.facts(machine, self.weather.responder.lease);
-        for event in daemon.monitor.assess(now, facts) {
+        for input in daemon.facts(&self.machines[id], self.weather.responder.lease) {
+            daemon.core.handle_input(now, node::Input::Health(input));
+        }
+        for event in daemon.core.assess(now) {
             self.claims.counts.health_changes += 1;
             self.note(id, &Entry::Health(&event));
         }
-        let (life, at) = (self.machines[id].life, daemon.monitor.poll_timeout());
-        self.at(at.max(now + us(1)), What::Health(id, life));
-    }
-
-    /// The health is due, without another reason for a turn.
-    pub(super) fn health_due(&mut self, id: Id, life: u32) {
-        let machine = &mut self.machines[id];
-        if machine.life != life {
-            return;
-        }
-        let stalled = machine.troubles.until(Trouble::Stalled);
-        if stalled > self.now {
-            return self.at(stalled, What::Health(id, life));
-        }
-        if let Some(mut daemon) = machine.daemon.take() {
-            if daemon.monitor.poll_timeout() <= self.now {
-                self.assess(id, &mut daemon);
-            }
-            self.machines[id].daemon = Some(daemon);
+        let tells_silence = daemon.tells_silence();
+        if let Some(deaf) = &mut daemon.monitor.deaf {
+            deaf.told |= tells_silence;
         }
     }
 
@@ -150,16 +144,16 @@ impl World {
 
     fn check_report(&mut self, id: Id, daemon: &Daemon) {
         let (now, monitor) = (self.now, &daemon.monitor);
-        if monitor.unproven == Some(Unproven::Must) && !monitor.tells_silence() {
+        if monitor.unproven == Some(Unproven::Must) && !daemon.tells_silence() {
             let text = "health says that the SA answers again, which it has not".to_owned();
             self.claims.breaks(now, [Some(id), None], text);
         }
         // What a machine cannot do for a while, it does later.
-        let calm = self.machines[id].troubles.end().max(monitor.started + READY);
+        let calm = self.machines[id].troubles.end().max(monitor.started + START);
         if calm + LAG > now {
             return;
         }
-        for (cause, why) in monitor.told() {
+        for (cause, why) in daemon.core.told() {
             let is_counted = matches!(cause, Cause::RequestsLost | Cause::MapFaults);
             // The daemon sees a rise of a count late, holds it, and sees its end late. A daemon that
             // was suspended sees the rise when it goes on.
@@ -186,7 +180,7 @@ impl World {
             // A few MADs at one time say nothing of later, if the daemon asks for nothing then.
             let patience = self.weather.config.paths.sa.patience;
             let is_asked = monitor.deaf.is_some_and(|deaf| deaf.since + patience <= deaf.last);
-            let is_told = same.iter().any(|cause| monitor.tells(*cause))
+            let is_told = same.iter().any(|cause| daemon.tells(*cause))
                 || SILENCES.contains(&cause) && !is_asked;
             // A probe that finds the window full is waited for longer.
             let probe = if SILENCES.contains(&cause) { ms(1500) } else { Duration::ZERO };

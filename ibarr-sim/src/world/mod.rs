@@ -123,8 +123,6 @@ enum What {
     Nudge(Id, u32, Nudge, u64),
     /// The SA has given the path to the next hop.
     PathFound(Id, IpAddr),
-    /// The daemon with this life number looks at its health.
-    Health(Id, u32),
     /// The reports of all daemons are checked.
     HealthChecked,
     /// A program on the machine calls `rdma_resolve_addr`, or asks the daemon.
@@ -254,7 +252,6 @@ impl World {
             What::Route(id, life, candidate) => self.route_said(id, life, candidate),
             What::Nudge(id, life, nudge, read) => self.nudge_done(id, life, nudge, read),
             What::PathFound(id, next_hop) => self.path_found(id, next_hop),
-            What::Health(id, life) => self.health_due(id, life),
             What::HealthChecked => self.check_health(),
             What::Call(id) => self.call(id),
             What::Fault(fault) => self.strike(fault),
@@ -290,7 +287,6 @@ impl What {
             | Self::Route(id, ..)
             | Self::Nudge(id, ..)
             | Self::PathFound(id, _)
-            | Self::Health(id, _)
             | Self::Call(id)
             | Self::Dies(id, ..)
             | Self::Starts(id, _)

@@ -1,34 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The health core of a daemon, and what has happened to the daemon. `health.rs` compares the two.
+//! What has happened to a daemon. `health.rs` compares it with what the health of the daemon says.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::health::{Cause, Event, Facts, Health, State};
+use ibarr_proto::health::Cause;
 use ibarr_proto::local_service::Nudged;
-use ibarr_proto::sa::Shut;
 
-use crate::bugs::Bug;
-use crate::dice::secs;
+use crate::bugs::SILENCES;
 
-/// The causes of an SA that does not answer.
-pub(super) const SILENCES: [Cause; 2] = [Cause::SaSilent, Cause::SaBusy];
-
-/// The health of a daemon, and what has happened to it.
+/// What has happened to a daemon.
 #[derive(Debug)]
 pub(super) struct Monitor {
-    health: Health,
-    bug: Option<Bug>,
     pub(super) started: Instant,
     pub(super) nudges_fail: Option<String>,
     pub(super) deaf: Option<Deaf>,
     /// The daemon's port or SA has changed while the SA was silent, and it has not answered since.
     pub(super) unproven: Option<Unproven>,
     pub(super) spells: BTreeMap<Cause, Spell>,
-    /// What the bug has kept.
-    silence: Option<Shut>,
 }
 
 /// MADs that the SA has not answered since its last answer.
@@ -61,33 +51,15 @@ pub(super) struct Spell {
     pub(super) until: Instant,
 }
 
-/// A daemon looks at its health for the first time after this, even if it is not ready.
-pub(super) const READY: Duration = secs(10);
-
 impl Monitor {
-    pub(super) fn new(now: Instant, bug: Option<Bug>) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self {
-            health: Health::default(),
-            bug,
             started: now,
             nudges_fail: None,
             deaf: None,
             unproven: None,
             spells: BTreeMap::new(),
-            silence: None,
         }
-    }
-
-    /// Whether an assessment is due at a turn.
-    pub(super) fn is_due(&self, now: Instant, is_ready: bool) -> bool {
-        match self.health.poll_timeout() {
-            Some(_) => self.health.is_due(now),
-            None => is_ready || self.started + READY <= now,
-        }
-    }
-
-    pub(super) fn poll_timeout(&self) -> Instant {
-        self.health.poll_timeout().unwrap_or(self.started + READY)
     }
 
     /// A nudge was made.
@@ -144,37 +116,5 @@ impl Monitor {
         for (cause, spell) in &mut self.spells {
             spell.since = wrong.contains(cause).then(|| spell.since.unwrap_or(now));
         }
-    }
-
-    pub(super) fn assess(&mut self, now: Instant, mut facts: Facts) -> Vec<Event> {
-        for port in &mut facts.ports {
-            self.silence = port.silence.or(self.silence);
-            match self.bug {
-                Some(Bug::ForgottenRecovery) => port.silence = self.silence,
-                Some(Bug::UnseenSilence) => port.silence = None,
-                _ => {}
-            }
-        }
-        self.health.assess(now, &facts);
-        let tells_silence = self.tells_silence();
-        if let Some(deaf) = &mut self.deaf {
-            deaf.told |= tells_silence;
-        }
-        std::iter::from_fn(|| self.health.poll_event()).collect()
-    }
-
-    pub(super) fn tells_silence(&self) -> bool {
-        SILENCES.iter().any(|cause| self.tells(*cause))
-    }
-
-    pub(super) fn tells(&self, cause: Cause) -> bool {
-        self.told().any(|(told, _)| told == cause)
-    }
-
-    /// The reasons that make a subsystem worse than ok.
-    pub(super) fn told(&self) -> impl Iterator<Item = (Cause, String)> {
-        let reasons = self.health.report().flat_map(|report| report.reasons);
-        let bad = reasons.filter(|(_, reason)| reason.state > State::Ok);
-        bad.map(|(cause, reason)| (cause, reason.why.clone()))
     }
 }

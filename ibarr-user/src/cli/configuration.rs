@@ -27,8 +27,7 @@ pub(super) fn validate(file: Option<PathBuf>, json: bool) -> Exit {
         Ok(checked) => checked,
         Err(error) => return refuse(&error, json),
     };
-    let warnings = config.warnings().into_iter().chain(config.outdated());
-    let warnings = warnings.map(|warning| format!("\nwarning: {warning}"));
+    let warnings = config.warnings().map(|warning| format!("\nwarning: {warning}"));
     let names: Vec<_> = sources.into_iter().map(|source| source.name).collect();
     let names = if names.is_empty() { "defaults".to_owned() } else { names.join(", ") };
     let done = format!("{names}: no mistakes{}", warnings.collect::<String>());

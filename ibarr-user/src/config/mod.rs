@@ -21,6 +21,7 @@ use ibarr_common::ib::Gid;
 use ibarr_common::map;
 use ibarr_common::wire::ls::Timeout;
 use ibarr_proto::acm as acm_service;
+use ibarr_proto::health::Setting;
 use ibarr_proto::ip2gid::Prefixes;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::local_service;
@@ -100,15 +101,16 @@ impl Config {
         node::Config { view, allow, client, local_service, paths, acm }
     }
 
-    /// Effects of valid settings that are easily overlooked, each with its remedy.
-    pub fn warnings(&self) -> Vec<String> {
+    /// A valid setting with an effect that is easily overlooked.
+    pub fn setting(&self) -> Option<Setting> {
         let (prefixes, most) = (self.allow.iter().count(), map::max_entries::ALLOW);
         let is_too_long = prefixes > most && self.responder.want_kernel();
-        let warning = format!(
-            "allow has {prefixes} prefixes, and the kernel holds {most}: the daemon answers all peers \
-             itself; write fewer and wider prefixes, or responder = \"user\""
-        );
-        is_too_long.then_some(warning).into_iter().collect()
+        is_too_long.then_some(Setting::AllowTooLong { prefixes, most })
+    }
+
+    /// The effect of that setting, and of keys without one, each with its remedy.
+    pub fn warnings(&self) -> impl Iterator<Item = String> {
+        self.setting().map(|setting| setting.to_string()).into_iter().chain(self.outdated())
     }
 
     /// A warning if keys are set that have no effect any more.
@@ -324,14 +326,14 @@ mod tests {
                 (0..count).map(|at| format!("\"10.{}.{}.1\"", at >> 8, at & 0xff)).collect();
             parse(&format!("{extra}\nallow = [{}]", prefixes.join(",")))
         };
-        assert_eq!(config(4096, "").warnings(), <[String; 0]>::default());
-        let warnings = config(4097, "").warnings();
-        assert!(warnings[0].contains("allow has 4097 prefixes, and the kernel holds 4096"));
+        assert_eq!(config(4096, "").setting(), None);
+        let warning = "allow has 4097 prefixes, and the kernel holds 4096";
+        assert!(config(4097, "").warnings().next().unwrap().contains(warning));
         // Prefixes inside another one do not count, and neither does any if the kernel is not to
         // answer.
         let inside = parse("allow = [\"10.0.0.0/8\", \"10.1.0.0/16\"]");
         assert_eq!(inside.allow.iter().count(), 1);
-        assert_eq!(config(4097, "responder = \"user\"").warnings(), <[String; 0]>::default());
+        assert_eq!(config(4097, "responder = \"user\"").setting(), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 use std::os::fd::BorrowedFd;
 use std::{fmt, io, thread};
 
+use ibarr_proto::health::GroupUnknown;
 use nix::unistd::Group;
 use tokio::sync::{mpsc, watch};
 use tracing::warn;
@@ -25,10 +26,8 @@ pub struct Access {
 /// The gid of the group whose members may change the daemon.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum GroupId {
-    /// The user database has not answered yet.
-    Unknown,
-    /// The look-up failed, for this reason.
-    Failed(String),
+    /// It is not known yet.
+    Unknown(GroupUnknown),
     /// The user database has no such group.
     Absent,
     /// The gid of the group.
@@ -43,7 +42,7 @@ impl Access {
     pub fn start(
         find_group: impl Fn() -> io::Result<Option<u32>> + Send + 'static,
     ) -> io::Result<Self> {
-        let (told, group) = watch::channel(GroupId::Unknown);
+        let (told, group) = watch::channel(GroupId::Unknown(GroupUnknown::NoAnswerYet));
         let (look, mut looks) = mpsc::channel(1);
         thread::Builder::new().name("groups".to_owned()).spawn(move || {
             loop {
@@ -55,8 +54,10 @@ impl Access {
                     Ok(Some(gid)) => *group = GroupId::Is(gid),
                     Ok(None) => *group = GroupId::Absent,
                     // The last known gid stays.
-                    Err(_) if !matches!(group, GroupId::Unknown | GroupId::Failed(_)) => {}
-                    Err(error) => *group = GroupId::Failed(error.to_string()),
+                    Err(_) if !matches!(group, GroupId::Unknown(_)) => {}
+                    Err(error) => {
+                        *group = GroupId::Unknown(GroupUnknown::Unreadable(error.to_string()));
+                    }
                 });
                 if looks.blocking_recv().is_none() {
                     return;
@@ -80,7 +81,7 @@ impl Access {
     /// Waits until the user database has answered.
     #[cfg(test)]
     pub(super) async fn known(&self) {
-        let is_known = |group: &GroupId| *group != GroupId::Unknown;
+        let is_known = |group: &GroupId| *group != GroupId::Unknown(GroupUnknown::NoAnswerYet);
         drop(self.group.clone().wait_for(is_known).await.unwrap());
     }
 
@@ -108,8 +109,7 @@ pub fn find_group(name: &str) -> io::Result<Option<u32>> {
 impl fmt::Display for GroupId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown => f.write_str("the user database has not answered yet"),
-            Self::Failed(reason) => write!(f, "the user database cannot be read: {reason}"),
+            Self::Unknown(reason) => reason.fmt(f),
             Self::Absent => f.write_str("there is no such group"),
             Self::Is(gid) => write!(f, "gid {gid}"),
         }
@@ -137,9 +137,8 @@ mod tests {
     async fn only_root_and_own_user_may_change_until_the_group_is_known() {
         let (mut access, answers) = access();
         let (socket, _other) = UnixStream::pair().unwrap();
-        let us = Peer::of(socket.as_fd()).unwrap();
-        let member = Peer { gid: 123, ..OTHER };
-        assert_eq!(access.group(), GroupId::Unknown);
+        let (us, member) = (Peer::of(socket.as_fd()).unwrap(), Peer { gid: 123, ..OTHER });
+        assert_eq!(access.group(), GroupId::Unknown(GroupUnknown::NoAnswerYet));
         assert!(access.may_change(socket.as_fd(), us));
         assert!(!access.may_change(socket.as_fd(), member));
         answers.send(Ok(Some(123))).unwrap();
@@ -151,8 +150,9 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn failed_find_group_keeps_the_last_gid() {
         let (mut access, answers) = access();
+        let unreadable = GroupUnknown::Unreadable("sssd is down".to_owned());
         let steps = [
-            (Err(io::Error::other("sssd is down")), GroupId::Failed("sssd is down".to_owned())),
+            (Err(io::Error::other("sssd is down")), GroupId::Unknown(unreadable)),
             (Ok(Some(7)), GroupId::Is(7)),
             (Err(io::Error::other("again")), GroupId::Is(7)),
             (Ok(None), GroupId::Absent),

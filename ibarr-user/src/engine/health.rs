@@ -1,125 +1,111 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Collects the facts for the core that decides about health, and tells its decisions.
+//! States what only the driver knows of the daemon's health, and tells what the node decides.
 
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::health::{self, Cause, Event, Facts, Listener, Missing, Programs, Served, Socket};
-use ibarr_proto::ip2gid::server;
+use ibarr_proto::health::{
+    self, Cause, Configuration, Control, Event, Health, Input, Kernel, Listener, Peers, Programs,
+    Served, Socket,
+};
+use ibarr_proto::node::{self, Node};
 use ibarr_proto::responder::{self, BY_DECISION};
 use nix::unistd::geteuid;
 use tracing::{info, warn};
 
 use super::Engine;
-use crate::bpf::{self, Longevity};
+use crate::bpf::{self, Longevity, Responder};
 use crate::causes::escaped;
+use crate::config::Serve;
 use crate::control::access::GroupId;
 use crate::control::messages::{HealthReason, SubsystemHealth};
 use crate::logging::ids;
+use crate::process::RunOptions;
 use crate::transport;
 use crate::transport::server::HOLD;
 
-/// The health is assessed for the first time when the daemon is ready, and at the latest after this.
-const START: Duration = Duration::from_secs(10);
-
 impl Engine {
-    pub(super) fn health_due(&self) -> Instant {
-        self.health.poll_timeout().unwrap_or(self.started + START)
-    }
-
-    /// Assesses the health if that is due. Early calls do nothing.
+    /// Has the health assessed if that is due.
     pub(super) fn assess(&mut self, now: Instant) {
-        let is_due = match self.health.poll_timeout() {
-            Some(_) => self.health.is_due(now),
-            None => self.is_ready() || self.started + START <= now,
-        };
-        if is_due && self.ends_at.is_none() {
-            self.assess_now(now);
+        if self.is_ready() {
+            self.node.handle_input(now, node::Input::Health(Input::Ready));
         }
-    }
-
-    /// Assesses the health for a user, once the daemon is ready.
-    pub(super) fn assess_anew(&mut self, now: Instant) {
-        if self.health.poll_timeout().is_some() && self.ends_at.is_none() {
-            self.assess_now(now);
+        if !self.node.health().is_due(now) {
+            return;
         }
-    }
-
-    fn assess_now(&mut self, now: Instant) {
-        let udp_port = self.config.client.settings().udp_port;
-        let by_rules = self.node.view().diverted(geteuid().as_raw(), udp_port);
-        let diverted = self.queries.diverted(by_rules);
-        self.health.assess(now, &Facts { diverted, ..self.facts(now) });
-        while let Some(event) = self.health.poll_event() {
+        for input in self.facts(now) {
+            self.node.handle_input(now, node::Input::Health(input));
+        }
+        self.node.assess(now);
+        while let Some(event) = self.node.poll_health() {
             log(&event);
         }
     }
 
-    pub(super) fn health_status(&self, now: Instant) -> Vec<SubsystemHealth> {
-        let since = |then| now.since(then).into();
-        let reason = |(cause, reason): (Cause, &health::Reason)| HealthReason {
-            cause: cause.to_string(),
-            state: reason.state,
-            since_s: since(reason.since),
-            why: reason.why.clone(),
-            remedy: reason.remedy.clone(),
+    /// Has the health assessed for a user.
+    pub(super) fn assess_anew(&mut self, now: Instant) {
+        self.node.handle_input(now, node::Input::Health(Input::Asked));
+        self.assess(now);
+    }
+
+    fn facts(&mut self, now: Instant) -> Vec<Input> {
+        let settings = self.config.client.settings();
+        let by_rules = self.node.view().diverted(geteuid().as_raw(), settings.udp_port);
+        let socket = |(family, blocked, holds): (_, _, Option<usize>)| Socket {
+            family,
+            blocked,
+            small: holds.filter(|&holds| holds < HOLD).map(|holds| (holds, HOLD)),
         };
-        let report = self.health.report().map(|report| SubsystemHealth {
-            subsystem: report.subsystem.name().to_owned(),
-            of: report.subsystem.object(),
-            state: report.state,
-            since_s: since(report.since),
-            reasons: report.reasons.into_iter().map(reason).collect(),
-        });
-        report.collect()
-    }
-
-    /// The reasons of all subsystems.
-    pub(super) fn warnings(&self) -> Vec<String> {
-        let reasons = self.health.report().flat_map(|report| report.reasons);
-        reasons.map(|(_, reason)| format!("{}: {}", reason.why, reason.remedy)).collect()
-    }
-
-    fn facts(&self, now: Instant) -> Facts {
-        let mut facts = Facts::of(&self.node);
-        for ((index, name, ..), port) in self.node.paths().ports().zip(&mut facts.ports) {
-            if let Some(reason) = self.rdma.why_not(index)
-                && port.missing != Some(Missing::Down)
-            {
-                port.missing = Some(Missing::Umad(Some(reason.to_owned())));
-            }
-            port.unheard = self.rdma.hearing.failure(name.device).map(str::to_owned);
-        }
-        facts.counted.extend(self.counted());
-        let group = self.control.access.group();
-        let nudge = self.kernel.nudges().last().filter(|_| self.config.local_service.nudge);
-        Facts {
-            refused_reload: self.reloads.failed().map(|failed| failed.message.clone()),
-            slow_reload: self.reloads.slow(now),
-            settings: self.config.warnings(),
-            kernel_silent: self.local_service_status().blocked,
-            nudges_fail: nudge.and_then(|last| last.clone().err()),
-            listeners: self.kernel.socket().listeners().into_iter().map(printable).collect(),
-            programs: self.programs(),
-            served: self.served(),
-            sockets: self.sockets_of_servers(),
-            unused_sockets: self.servers.warnings().collect(),
-            few_descriptors: {
-                let sockets = self.config.client.settings().sockets;
-                self.options.descriptors.shortage(sockets)
-            },
-            group_unknown: matches!(group, GroupId::Unknown | GroupId::Failed(_))
-                .then(|| group.to_string()),
-            control_closed: self.control.closed.borrow().clone(),
+        let peers = Peers {
+            sockets: self.servers.states().map(socket).collect(),
+            unused: self.servers.warnings().collect(),
+            few_descriptors: self.options.descriptors.shortage(settings.sockets),
+            diverted: self.queries.diverted(by_rules),
+        };
+        let group_unknown = match self.control.access.group() {
+            GroupId::Unknown(reason) => Some(reason),
+            GroupId::Absent | GroupId::Is(_) => None,
+        };
+        let control = Control {
+            group_unknown,
+            closed: self.control.closed.borrow().clone(),
             log_lost: self.log.untold(),
             metrics_closed: self.metrics_server.failure(),
-            snapshot_failed: self.snapshots.warning(),
-            acm_files: self.preloads.warnings(now).collect(),
-            acm_closed: self.acm.sockets.warning(self.config.acm.serve),
-            acm: self.config.acm.serve != crate::config::Serve::Off,
-            ..facts
-        }
+        };
+        let acm = health::Acm {
+            is_on: self.config.acm.serve != Serve::Off,
+            files: self.preloads.warnings(now).collect(),
+            closed: self.acm.sockets.warning(self.config.acm.serve),
+        };
+        let configuration = Configuration {
+            refused: self.reloads.failed().map(|failed| failed.message.clone()),
+            reading_since: self.reloads.reading_since(),
+            setting: self.config.setting(),
+        };
+        let nudge = self.kernel.nudges().last().filter(|_| self.config.local_service.nudge);
+        let kernel = Kernel {
+            silent: self.kernel.socket().status().1,
+            nudges_fail: nudge.and_then(|last| last.clone().err()),
+            listeners: self.kernel.socket().listeners().into_iter().map(printable).collect(),
+        };
+        let programs = programs(&self.responder, &self.options, self.config.responder.lease);
+        let served = served(&self.responder, &self.node);
+        let facts = [
+            Input::Configuration(configuration),
+            Input::Kernel(kernel),
+            Input::Responder(programs, served),
+            Input::Peers(peers),
+            Input::Devices(self.rdma.facts(&self.node)),
+            Input::Control(control),
+            Input::Snapshot(self.snapshots.warning()),
+            Input::Acm(acm),
+        ];
+        let counted = self.counted().into_iter();
+        facts
+            .into_iter()
+            .chain(counted.map(|(cause, count)| Input::Counted(cause, count)))
+            .collect()
     }
 
     pub(super) fn connections_refused(&self) -> u64 {
@@ -135,15 +121,13 @@ impl Engine {
         counters.iter().map(|&counter| self.control.counters.get(counter)).sum()
     }
 
-    fn counted(&self) -> [(Cause, u64); 15] {
-        use server::Counter::{NotSentForbidden, NotSentNoRoom, NotSentNoRoute, NotSentTooLong};
+    fn counted(&self) -> [(Cause, u64); 12] {
         use transport::Counter::{
             FileMadeAgain, QueryForbidden, QueryNoRoom, QueryNoRoute, QueryTooLong, RefusalDropped,
             ReplyDropped, RtnetlinkOverrun, SocketNoDescriptor, SocketNoPort,
         };
-        let (server, programs) = (self.node.server().counters(), self.responder.counters());
+        let programs = self.responder.counters();
         let replies_lost = self.sum(&[ReplyDropped, RefusalDropped]) + self.queries.dropped();
-        let replies_not_sent = server.get(NotSentNoRoom) + server.get(NotSentTooLong);
         [
             (Cause::EventsLost, self.sum(&[RtnetlinkOverrun])),
             (Cause::RepliesLost, replies_lost),
@@ -156,46 +140,55 @@ impl Engine {
             (Cause::NoFreePort, self.sum(&[SocketNoPort])),
             (Cause::NoFreeDescriptor, self.sum(&[SocketNoDescriptor])),
             (Cause::QueriesLost, self.queries_dropped()),
-            (Cause::RepliesForbidden, server.get(NotSentForbidden)),
-            (Cause::RepliesUnroutable, server.get(NotSentNoRoute)),
-            (Cause::RepliesNotSent, replies_not_sent),
             (Cause::MapFaults, programs.get(bpf::Counter::Faults)),
         ]
     }
+}
 
-    fn programs(&self) -> Programs {
-        match (self.responder.why_not(), self.responder.lease_end()) {
-            (Some(BY_DECISION), _) | (None, None) => Programs::Unwanted,
-            (Some(reason), _) => Programs::Absent(reason.to_owned()),
-            (None, Some(lease_end)) => {
-                let is_private = self.responder.longevity() == Longevity::Namespace;
-                let private_pins = is_private.then(|| self.options.bpf_dir.display().to_string());
-                let lease = self.config.responder.lease;
-                Programs::Loaded { lease_end, lease, private_pins }
-            }
+fn programs(responder: &Responder, options: &RunOptions, lease: Duration) -> Programs {
+    match (responder.why_not(), responder.lease_end()) {
+        (Some(BY_DECISION), _) | (None, None) => Programs::Unwanted,
+        (Some(reason), _) => Programs::Absent(reason.to_owned()),
+        (None, Some(lease_end)) => {
+            let is_private = responder.longevity() == Longevity::Namespace;
+            let private_pins = is_private.then(|| options.bpf_dir.display().to_string());
+            Programs::Loaded { lease_end, lease, private_pins }
         }
     }
+}
 
-    fn served(&self) -> Vec<Served> {
-        let served = self.node.view().served().map(|served| Served {
-            interface: served.name,
-            program: self
-                .responder
-                .state(served.ifindex)
-                .cloned()
-                .unwrap_or(responder::State::Pending),
-        });
-        served.collect()
-    }
+fn served(responder: &Responder, node: &Node) -> Vec<Served> {
+    let state = |ifindex| responder.state(ifindex).cloned();
+    let served = node.view().served().map(|served| Served {
+        interface: served.name,
+        program: state(served.ifindex).unwrap_or(responder::State::Pending),
+    });
+    served.collect()
+}
 
-    fn sockets_of_servers(&self) -> Vec<Socket> {
-        let socket = |(family, blocked, holds): (_, Option<String>, Option<usize>)| Socket {
-            family,
-            blocked,
-            small: holds.filter(|&holds| holds < HOLD).map(|holds| (holds, HOLD)),
-        };
-        self.servers.states().map(socket).collect()
-    }
+pub(super) fn status(now: Instant, health: &Health) -> Vec<SubsystemHealth> {
+    let since = |then| now.since(then).into();
+    let reason = |(cause, reason): (Cause, &health::Reason)| HealthReason {
+        cause: cause.to_string(),
+        state: reason.state,
+        since_s: since(reason.since),
+        why: reason.why.clone(),
+        remedy: reason.remedy.clone(),
+    };
+    let report = health.report().map(|report| SubsystemHealth {
+        subsystem: report.subsystem.name().to_owned(),
+        of: report.subsystem.object(),
+        state: report.state,
+        since_s: since(report.since),
+        reasons: report.reasons.into_iter().map(reason).collect(),
+    });
+    report.collect()
+}
+
+/// The reasons of all subsystems.
+pub(super) fn warnings(health: &Health) -> Vec<String> {
+    let reasons = health.report().flat_map(|report| report.reasons);
+    reasons.map(|(_, reason)| format!("{}: {}", reason.why, reason.remedy)).collect()
 }
 
 fn printable(mut listener: Listener) -> Listener {

@@ -35,7 +35,7 @@ impl Engine {
         let unix_of = |then: Instant| unix.saturating_sub(now.since(then)).as_secs_f64();
         all.level(Name::BuildInfo, &[env!("CARGO_PKG_VERSION")], 1.0);
         all.level(Name::Start, &[], unix_of(self.started));
-        for report in self.health.report() {
+        for report in self.node.health().report() {
             let level = match report.state {
                 State::Ok => 0.0,
                 State::Degraded => 1.0,

@@ -35,7 +35,6 @@ use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _};
 use ibarr_common::Instant;
-use ibarr_proto::health::Health;
 use ibarr_proto::local_view;
 use ibarr_proto::node::{self, Node, Output};
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
@@ -135,7 +134,6 @@ pub(crate) struct Engine {
     log: Log,
     levels: Levels,
     reloads: Reloads,
-    health: Health,
     last_metrics: metrics::Last,
     metrics_server: Server,
     /// Set by a signal.
@@ -224,7 +222,6 @@ impl Engine {
             log: setup.log,
             levels: setup.levels,
             reloads: Reloads::new(loaded_sender),
-            health: Health::default(),
             last_metrics: metrics::Last::default(),
             metrics_server: setup.metrics,
             ends_at: None,
@@ -233,6 +230,7 @@ impl Engine {
             config,
         };
         engine.config.outdated().into_iter().for_each(|warning| warn!("{warning}"));
+        engine.node.handle_input(now, node::Input::Health(ibarr_proto::health::Input::Start));
         engine.start_acm(now);
         engine.start_kernel(now);
         engine.preloads.configure(&engine.config.acm);
@@ -275,7 +273,6 @@ impl Engine {
             self.tracers.poll_timeout(),
             self.systemd.poll_timeout(),
             self.levels.poll_timeout(),
-            Some(self.health_due()),
             self.ends_at,
         ];
         due.into_iter().flatten().min()

@@ -8,7 +8,8 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
-use ibarr_proto::health::Missing;
+use ibarr_proto::health::{Device, Missing};
+use ibarr_proto::node::Node;
 use ibarr_proto::paths::{self, Chosen, Input, Outcome, Partial, PortFacts, PortName, Sought};
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::resolver;
@@ -58,8 +59,13 @@ impl Rdma {
         self.ports.look();
     }
 
-    pub(super) fn why_not(&self, port: PortIndex) -> Option<&str> {
-        self.umads.why_not(port)
+    pub(super) fn facts(&self, node: &Node) -> Vec<Device> {
+        let device = |(index, port, ..): (_, PortName, _, _)| Device {
+            port,
+            closed: self.umads.why_not(index).map(str::to_owned),
+            unheard: self.hearing.failure(port.device).map(str::to_owned),
+        };
+        node.paths().ports().map(device).collect()
     }
 
     pub(super) fn port_name(&self, port: PortIndex) -> Option<PortName> {
@@ -223,7 +229,7 @@ impl Engine {
             Some(match Missing::of(facts)? {
                 Missing::Down => "the port is not active",
                 Missing::SubnetManager => "the port knows no subnet manager: does one run?",
-                Missing::Umad(_) => "its umad device is not open",
+                Missing::Umad => "its umad device is not open",
             })
         });
         reason.map(str::to_owned)

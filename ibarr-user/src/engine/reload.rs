@@ -3,7 +3,6 @@
 //! Changes the configuration while the daemon runs.
 
 use std::thread;
-use std::time::Duration;
 
 use ibarr_common::Instant;
 use tokio::sync::{mpsc, oneshot};
@@ -41,9 +40,6 @@ pub(super) struct FailedReload {
     pub(super) message: String,
 }
 
-/// A reading that takes longer is worth a warning.
-const SLOW: Duration = Duration::from_secs(5);
-
 impl Reloads {
     pub(super) fn new(loaded: mpsc::Sender<Result<Config, config::Error>>) -> Self {
         Self {
@@ -68,10 +64,9 @@ impl Reloads {
         self.failed.as_ref()
     }
 
-    /// How long the file has been read, if that is too long.
-    pub(super) fn slow(&self, now: Instant) -> Option<Duration> {
-        let (since, _) = self.reading.as_ref()?;
-        Some(now.since(*since)).filter(|&taken| taken >= SLOW)
+    /// Since when the file is being read.
+    pub(super) fn reading_since(&self) -> Option<Instant> {
+        self.reading.as_ref().map(|(since, _)| *since)
     }
 
     fn read(&mut self, now: Instant, options: &RunOptions) {
@@ -115,7 +110,7 @@ impl Engine {
                 (self.reloads.succeeded, self.reloads.failed) = (Some(now), None);
                 let mut done = format!("configuration: {}", self.config_name());
                 info!(message_id = ids::RELOADED, "reloaded, {done}");
-                for warning in self.config.warnings().into_iter().chain(self.config.outdated()) {
+                for warning in self.config.warnings() {
                     warn!("{warning}");
                     done = format!("{done}\nwarning: {warning}");
                 }

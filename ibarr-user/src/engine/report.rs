@@ -16,8 +16,8 @@ use ibarr_proto::local_view::{Event, Interface, LinkHeader};
 use ibarr_proto::{counters, local_service, paths, sa, shares};
 use tracing::{debug, info};
 
-use super::Engine;
 use super::descriptions::Other;
+use super::{Engine, health};
 use crate::bpf::{self, Hook, Longevity};
 use crate::control::messages::{
     ControlStatus, Elapsed, FailedReload, InterfaceStatus, LocalServiceStatus, Millis, NudgeState,
@@ -53,8 +53,8 @@ impl Engine {
                 ago_s: now.since(failed.at).into(),
                 message: failed.message.clone(),
             }),
-            health: self.health_status(now),
-            warnings: self.warnings(),
+            health: health::status(now, self.node.health()),
+            warnings: health::warnings(self.node.health()),
             servers: self.servers.status(),
             local_service: self.local_service_status(),
             responder: self.responder_status(now),
@@ -131,7 +131,7 @@ impl Engine {
         };
         LocalServiceStatus {
             state,
-            blocked,
+            blocked: blocked.map(|why| why.to_string()),
             waiting: self.node.local_service().load().waiting,
             nudges,
             nudge_interface,

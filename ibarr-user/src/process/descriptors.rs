@@ -3,6 +3,8 @@
 //! Divides the descriptors among the parts of the daemon. Query sockets and control connections are
 //! opened on behalf of others, so they get only what leaves room for the rest.
 
+use ibarr_proto::health::FewDescriptors;
+
 use crate::control::places;
 use crate::sys;
 
@@ -45,17 +47,11 @@ impl Budget {
         }
     }
 
-    /// A warning if this is less than a daemon with `sockets` configured query sockets needs.
-    pub fn shortage(&self, sockets: u8) -> Option<String> {
-        let Self { limit, query_sockets, connections, .. } = self;
-        let is_enough = *query_sockets >= sockets && *connections == places::CONTROL.all;
-        (!is_enough).then(|| {
-            format!(
-                "the process may have only {limit} descriptors: queries leave from at most \
-                 {query_sockets} sockets of each IP version, and all users have {connections} \
-                 connections; give it 1024 (LimitNOFILE=, ulimit -n)"
-            )
-        })
+    /// Whether this is less than a daemon with `sockets` configured query sockets needs.
+    pub fn shortage(&self, sockets: u8) -> Option<FewDescriptors> {
+        let Self { limit, query_sockets, connections, .. } = *self;
+        let is_enough = query_sockets >= sockets && connections == places::CONTROL.all;
+        (!is_enough).then_some(FewDescriptors { limit, query_sockets, connections })
     }
 }
 
@@ -75,6 +71,6 @@ mod tests {
         }
         assert_eq!(Budget::of(1024).shortage(32), None);
         assert_eq!(Budget::of(1024).shortage(64), None);
-        assert!(Budget::of(256).shortage(32).unwrap().contains("only 256 descriptors"));
+        assert_eq!(Budget::of(256).shortage(32).unwrap().limit, 256);
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ibarr_common::wire::ls::PortId;
-use ibarr_proto::health::Listener;
+use ibarr_proto::health::{KernelSilent, Listener};
 use nix::errno::Errno;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -31,7 +31,7 @@ pub(crate) struct LocalService {
     /// The socket was inherited.
     inherited: bool,
     /// Why it was closed last; logged once, however often opening fails.
-    reason: Option<String>,
+    reason: Option<KernelSilent>,
     /// A message that could not be sent yet.
     unsent: Option<Box<[u8]>>,
     counters: Arc<Counters>,
@@ -41,8 +41,7 @@ pub(crate) struct LocalService {
 enum State {
     Open(Socket, Option<watch::Receiver<Vec<Listener>>>),
     Closed {
-        /// For people.
-        reason: String,
+        reason: KernelSilent,
         /// When to try again; `None` for never.
         retry_at: Option<Instant>,
     },
@@ -90,13 +89,13 @@ impl LocalService {
     /// Uses the `inherited` socket, or opens one. Must be called within a runtime.
     pub(crate) fn start(inherited: Option<OwnedFd>, counters: Arc<Counters>) -> Self {
         let retry_at = Some(Instant::now());
-        let state = State::Closed { reason: String::new(), retry_at };
+        let state = State::Closed { reason: KernelSilent::NoRdma, retry_at };
         let inherits = inherited.is_some();
         let mut this = Self { state, inherited: inherits, reason: None, unsent: None, counters };
         match inherited.map(Socket::adopt) {
             None => this.open(),
             Some(Ok(socket)) => this.opened(socket),
-            Some(Err(error)) => this.close(chain(&error), RETRY),
+            Some(Err(error)) => this.close(KernelSilent::Failed(chain(&error)), RETRY),
         }
         this
     }
@@ -168,7 +167,7 @@ impl LocalService {
     }
 
     /// The state for `ibarr status`.
-    pub(crate) fn status(&self) -> (SocketState, Option<String>) {
+    pub(crate) fn status(&self) -> (SocketState, Option<KernelSilent>) {
         match &self.state {
             State::Open(..) if self.inherited => (SocketState::Inherited, None),
             State::Open(..) => (SocketState::Open, None),
@@ -188,9 +187,9 @@ impl LocalService {
     pub(crate) fn receive(&mut self, buffer: &mut [u8]) -> Received {
         let State::Open(socket, _) = &self.state else { return Received::Drained };
         let reason = match socket.try_recv(buffer) {
-            Ok(Received::Closed) => "the inherited socket was closed at its other end".to_owned(),
+            Ok(Received::Closed) => KernelSilent::OtherEndClosed,
             Ok(received) => return received,
-            Err(error) => format!("the socket is broken: {error}"),
+            Err(error) => KernelSilent::Failed(format!("the socket is broken: {error}")),
         };
         self.close(reason, RETRY);
         Received::Closed
@@ -255,9 +254,10 @@ impl LocalService {
     }
 
     /// Opens the socket again after `pause`; but not an inherited stand-in, which cannot be opened again.
-    fn close(&mut self, reason: String, pause: Duration) {
+    fn close(&mut self, reason: KernelSilent, pause: Duration) {
         if self.reason.as_ref() != Some(&reason) {
-            warn!(message_id = ids::KERNEL_DOES_NOT_ASK, cause = reason, "local service: {reason}");
+            let cause = reason.to_string();
+            warn!(message_id = ids::KERNEL_DOES_NOT_ASK, cause, "local service: {cause}");
             self.reason = Some(reason.clone());
         }
         let is_kernel = |socket: &Socket| socket.peer() == Peer::Netlink;
@@ -268,27 +268,20 @@ impl LocalService {
     }
 }
 
-fn explain(error: &io::Error) -> String {
+fn explain(error: &io::Error) -> KernelSilent {
     match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::EPROTONOSUPPORT) => {
-            "waiting for the module ib_core: this kernel has no RDMA yet".to_owned()
-        }
-        Some(Errno::EPERM) => refused(Errno::EPERM),
-        _ => format!("cannot be opened: {error}"),
+        Some(Errno::EPROTONOSUPPORT) => KernelSilent::NoRdma,
+        Some(Errno::EPERM) => KernelSilent::NotAllowed,
+        _ => KernelSilent::Failed(format!("cannot be opened: {error}")),
     }
 }
 
-/// Why the kernel refuses our messages, and the remedy (`rdma_nl_rcv_msg` and `get_cb_table` in
+/// Why the kernel refuses our messages (`rdma_nl_rcv_msg` and `get_cb_table` in
 /// drivers/infiniband/core/netlink.c).
-fn refused(errno: Errno) -> String {
+fn refused(errno: Errno) -> KernelSilent {
     match errno {
-        Errno::EPERM => "not allowed: run the daemon with CAP_NET_ADMIN in the first user \
-                         namespace; until then ibarr does not answer the kernel"
-            .to_owned(),
-        Errno::EINVAL => "this is not the first network namespace, and the kernel accepts answers \
-                          only from that one: run the daemon there (nsenter --net=/proc/1/ns/net); \
-                          until then ibarr does not answer the kernel"
-            .to_owned(),
-        errno => format!("the kernel refuses our messages: {errno}"),
+        Errno::EPERM => KernelSilent::NotAllowed,
+        Errno::EINVAL => KernelSilent::OtherNamespace,
+        errno => KernelSilent::Failed(format!("the kernel refuses our messages: {errno}")),
     }
 }
