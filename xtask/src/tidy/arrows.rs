@@ -4,8 +4,6 @@
 
 use serde_json::Value;
 
-use super::Problems;
-
 /// The crates that one of our crates may depend on.
 struct Arrows {
     from: &'static str,
@@ -82,8 +80,8 @@ const ARROWS: &[Arrows] = &[
 ];
 
 /// Compares `cargo metadata` with [`ARROWS`].
-pub(super) fn check(metadata: &Value) -> Problems {
-    let mut problems = Problems::new();
+pub(super) fn check(metadata: &Value) -> Vec<String> {
+    let mut problems = Vec::new();
     let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
     // A package without a source is not from a registry, so it is ours.
     let ours: Vec<&str> = packages
@@ -132,7 +130,7 @@ mod tests {
     use super::*;
 
     /// The problems if `from` depends on `on`, which is ours if `source` is null.
-    fn problems(from: &str, on: &str, source: &Value, kind: &Value) -> Problems {
+    fn problems(from: &str, on: &str, source: &Value, kind: &Value) -> Vec<String> {
         check(&json!({ "packages": [
             { "name": from, "source": null, "dependencies": [{ "name": on, "kind": kind }] },
             { "name": on, "source": source, "dependencies": [] },

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 use spdx::{Expression, ParseMode};
 
-use super::{File, Problems};
+use super::File;
 
 const OURS: &str = "GPL-2.0-only OR BSD-2-Clause";
 
@@ -23,7 +23,7 @@ pub(super) fn allowed(files: &[File]) -> Result<Vec<&str>> {
 }
 
 /// Compares the packages of `cargo metadata` with the list.
-pub(super) fn check(metadata: &Value, allowed: &[&str]) -> Problems {
+pub(super) fn check(metadata: &Value, allowed: &[&str]) -> Vec<String> {
     let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
     packages.iter().filter_map(|package| problem(package, allowed)).collect()
 }

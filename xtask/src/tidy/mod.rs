@@ -19,12 +19,9 @@ use anyhow::{Context as _, Result, bail};
 use crate::process;
 use crate::workspace::{self, Workspace};
 
-/// Broken rules, each with its place and its remedy.
-type Problems = Vec<String>;
-
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let files = tracked_files(workspace.root())?;
-    let mut problems = Problems::new();
+    let mut problems = Vec::new();
 
     // Without packages for other systems, which are in none of our builds.
     let host = workspace::host_triple()?;

@@ -5,17 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{File, Problems};
-
-/// The modules of a folder, each with those of the same folder that its code names.
-type Graph<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
-
-/// A module by the names on the way to it from the crate's root.
-type Path<'a> = Vec<&'a str>;
+use super::File;
 
 /// Finds a circle of modules in each folder.
-pub(super) fn check(files: &[File]) -> Problems {
-    let mut folders: BTreeMap<(&str, Path<'_>), Graph<'_>> = BTreeMap::new();
+pub(super) fn check(files: &[File]) -> Vec<String> {
+    // The modules of each folder, each with those of the same folder that its code names.
+    let mut folders: BTreeMap<Vec<&str>, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
     for file in files {
         let Some((name, path)) = file.path.split_once("/src/") else { continue };
         let Some(path) = path.strip_suffix(".rs").filter(|path| !path.contains("tests")) else {
@@ -24,30 +19,31 @@ pub(super) fn check(files: &[File]) -> Problems {
         if name.contains('/') {
             continue;
         }
-        let mut at: Path<'_> = path.split('/').collect();
+        let mut at: Vec<_> = path.split('/').collect();
         if ["lib", "main", "mod"].contains(at.last().unwrap_or(&"")) {
             at.pop();
         }
+        let folder = |path: &[_]| [&[name], path].concat();
         for depth in 0..at.len() {
-            folders.entry((name, at[..depth].to_vec())).or_default().entry(at[depth]).or_default();
+            folders.entry(folder(&at[..depth])).or_default().entry(at[depth]).or_default();
         }
         for named in named_in(&file.text, &at) {
             let depth = at.iter().zip(&named).take_while(|(a, b)| a == b).count();
             if let (Some(from), Some(to)) = (at.get(depth), named.get(depth)) {
-                let folder = folders.entry((name, at[..depth].to_vec())).or_default();
+                let folder = folders.entry(folder(&at[..depth])).or_default();
                 folder.entry(from).or_default().insert(to);
             }
         }
     }
-    let mut problems = Problems::new();
-    for ((name, folder), mut graph) in folders {
+    let mut problems = Vec::new();
+    for (folder, mut graph) in folders {
         // Other names are items of the folder's own module.
         let modules: BTreeSet<_> = graph.keys().copied().collect();
         for named in graph.values_mut() {
             named.retain(|named| modules.contains(named));
         }
         if let Some(circle) = circle(&graph) {
-            let place = [&[name], folder.as_slice()].concat().join("/");
+            let place = folder.join("/");
             problems.push(format!(
                 "{place}: a circle of modules, {}: move what both need below them",
                 circle.join(" → ")
@@ -58,7 +54,7 @@ pub(super) fn check(files: &[File]) -> Problems {
 }
 
 /// The paths that begin with `crate`, `self` or `super` in the code of the module `at`.
-fn named_in<'a>(text: &'a str, at: &[&'a str]) -> Vec<Path<'a>> {
+fn named_in<'a>(text: &'a str, at: &[&'a str]) -> Vec<Vec<&'a str>> {
     let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let mut found = Vec::new();
     for (start, _) in code.match_indices("::") {
@@ -80,7 +76,7 @@ fn named_in<'a>(text: &'a str, at: &[&'a str]) -> Vec<Path<'a>> {
 }
 
 /// Reads a path or a tree of `use`, and returns what follows it.
-fn tree<'a>(rest: &'a str, prefix: &[&'a str], found: &mut Vec<Path<'a>>) -> &'a str {
+fn tree<'a>(rest: &'a str, prefix: &[&'a str], found: &mut Vec<Vec<&'a str>>) -> &'a str {
     let rest = rest.trim_start();
     if let Some(mut rest) = rest.strip_prefix('{') {
         loop {
@@ -115,7 +111,7 @@ fn word_backwards(text: &str) -> usize {
 }
 
 /// The modules of a circle, the first one also at its end.
-fn circle<'a>(graph: &Graph<'a>) -> Option<Vec<&'a str>> {
+fn circle<'a>(graph: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Option<Vec<&'a str>> {
     let mut left = graph.clone();
     // A module that names no remaining module is in no circle.
     loop {

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use super::{File, Problems};
+use super::File;
 
 const SPDX: &str = "SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause";
 
@@ -34,7 +34,7 @@ const TEMPORARY_DIR: &str = concat!("/", "tmp/");
 const KERNEL: &[&str] = &["bpf_", "cma_", "ib_", "ipoib_", "rdma_", "smc_"];
 
 /// The rules for a single file.
-pub(super) fn check(file: &File) -> Problems {
+pub(super) fn check(file: &File) -> Vec<String> {
     [
         licence(file),
         length(file),
@@ -152,8 +152,8 @@ fn lints(file: &File) -> Option<String> {
 }
 
 /// Checks that relative links of Markdown files lead to files.
-pub(super) fn links(files: &[File]) -> Problems {
-    let mut problems = Problems::new();
+pub(super) fn links(files: &[File]) -> Vec<String> {
+    let mut problems = Vec::new();
     for file in files.iter().filter(|file| file.has_extension(&["md"])) {
         // Every second part is a code block, which has no links.
         let prose = file.text.split("```").step_by(2);
@@ -179,10 +179,10 @@ pub(super) fn links(files: &[File]) -> Problems {
 }
 
 /// Checks that each file of ours that a document names by its path exists.
-pub(super) fn paths(files: &[File]) -> Problems {
+pub(super) fn paths(files: &[File]) -> Vec<String> {
     let folders: HashSet<&str> =
         files.iter().filter_map(|file| file.path.split_once('/')).map(|(top, _)| top).collect();
-    let mut problems = Problems::new();
+    let mut problems = Vec::new();
     for file in files.iter().filter(|file| file.has_extension(&["md"])) {
         for name in file.text.split('`').skip(1).step_by(2) {
             let is_ours = name.split_once('/').is_some_and(|(top, _)| folders.contains(top));
@@ -197,8 +197,8 @@ pub(super) fn paths(files: &[File]) -> Problems {
 }
 
 /// Checks that each of our sources that a comment names exists. A comment may leave out the first folders.
-pub(super) fn paths_in_comments(files: &[File]) -> Problems {
-    let mut problems = Problems::new();
+pub(super) fn paths_in_comments(files: &[File]) -> Vec<String> {
+    let mut problems = Vec::new();
     for file in files.iter().filter(|file| file.has_extension(&["rs", "c", "h"])) {
         let comments = file.text.lines().filter_map(|line| Some(line.split_once("// ")?.1));
         let is_path = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
@@ -219,13 +219,13 @@ pub(super) fn paths_in_comments(files: &[File]) -> Problems {
 
 /// Checks that each function that a document names is in the tree. This is for names of at least four
 /// words: tests, which documents name as proof.
-pub(super) fn proofs(files: &[File]) -> Problems {
+pub(super) fn proofs(files: &[File]) -> Vec<String> {
     let functions: HashSet<&str> = (files.iter())
         .filter(|file| file.has_extension(&["rs"]))
         .flat_map(|file| file.text.split("fn ").skip(1))
         .filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next())
         .collect();
-    let mut problems = Problems::new();
+    let mut problems = Vec::new();
     for file in files.iter().filter(|file| file.has_extension(&["md"])) {
         for name in file.text.split('`').skip(1).step_by(2) {
             let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
@@ -241,7 +241,7 @@ pub(super) fn proofs(files: &[File]) -> Problems {
 }
 
 /// Checks that CI runs the command of README.md.
-pub(super) fn test_command(files: &[File]) -> Problems {
+pub(super) fn test_command(files: &[File]) -> Vec<String> {
     let text = |path: &str| files.iter().find(|file| file.path == path).map(|file| &file.text);
     let (Some(readme), Some(ci)) = (text("README.md"), text(".ci/run")) else {
         return vec!["README.md or .ci/run is missing".to_owned()];
@@ -251,7 +251,7 @@ pub(super) fn test_command(files: &[File]) -> Problems {
         .filter(|line| !line.is_empty() && !line.starts_with('#') && !line.starts_with("set "))
         .collect();
     match commands.as_slice() {
-        [command] if readme.lines().any(|line| Some(line) == typed(command)) => Problems::new(),
+        [command] if readme.lines().any(|line| Some(line) == typed(command)) => Vec::new(),
         _ => vec![format!(".ci/run runs {commands:?}, but README.md has another command")],
     }
 }

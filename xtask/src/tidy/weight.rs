@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::{File, Problems, counts};
+use super::{File, counts};
 use crate::process;
 
 /// The rows, relative to the top of the checkout.
@@ -39,7 +39,7 @@ impl Lines {
 }
 
 /// Compares what is there with the rows.
-pub(super) fn check(files: &[File]) -> Problems {
+pub(super) fn check(files: &[File]) -> Vec<String> {
     let Some(budget) = files.iter().find(|file| file.path == BUDGET) else {
         return vec![format!("{BUDGET} is missing")];
     };
@@ -49,7 +49,7 @@ pub(super) fn check(files: &[File]) -> Problems {
     let counts = counts.map(|(name, what, count)| (name, vec![(what, count)]));
     let there: BTreeMap<_, _> = crates.chain(counts).collect();
     let rows = rows(&budget.text);
-    let mut problems = Problems::new();
+    let mut problems = Vec::new();
     for (name, numbers) in &there {
         let Some(row) = rows.get(name).filter(|row| row.len() == numbers.len()) else {
             problems.push(format!("{BUDGET}: no row for {name}"));
@@ -73,13 +73,13 @@ pub(super) fn check(files: &[File]) -> Problems {
 }
 
 /// Checks that the last commit which raised a row changed nothing else.
-pub(super) fn check_commit(root: &Path) -> Result<Problems> {
+pub(super) fn check_commit(root: &Path) -> Result<Vec<String>> {
     let git =
         |arguments: &[&str]| process::output(Command::new("git").current_dir(root).args(arguments));
     let commit = git(&["log", "-1", "--format=%h", "--", BUDGET])?;
     let commit = commit.trim();
     if commit.is_empty() {
-        return Ok(Problems::new());
+        return Ok(Vec::new());
     }
     let changed = git(&["show", "--format=", "--name-only", commit])?;
     let diff = git(&["show", "--format=", "--unified=0", commit, "--", BUDGET])?;
