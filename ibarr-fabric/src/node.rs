@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 
 use crate::wire::smp::{
-    MulticastForwardingBlock, NodeInfoWire, NodeType, PhysicalState, PortInfoWire, PortState,
-    SwitchInfoWire,
+    NodeInfoWire, NodeType, PhysicalState, PortInfoWire, PortState, SwitchInfoWire,
 };
 use ibarr_common::ib::{Guid, Lid, PKey};
+use zerocopy::network_endian::U16;
 
 use crate::topology::{self, PortId, Topology};
 
@@ -58,7 +58,7 @@ pub(crate) struct Switch {
     /// The port for each LID, up to the last entry that was written.
     pub(crate) linear: Vec<u8>,
     /// The ports of each group, one bit each; position p has ports 16p to 16p+15.
-    pub(crate) multicast: BTreeMap<(u16, u8), MulticastForwardingBlock>,
+    pub(crate) multicast: BTreeMap<(u16, u8), [U16; 32]>,
 }
 
 /// A running port.

@@ -6,12 +6,12 @@
 mod port_info;
 
 use crate::wire::smp::{
-    GUID_INFO, GuidBlock, LINEAR_FORWARDING, MULTICAST_FORWARDING, MulticastForwardingBlock,
-    NODE_DESCRIPTION, NODE_INFO, NodeInfoWire, P_KEY_TABLE, PKeyBlock, PORT_INFO, SL_TO_VL_TABLE,
-    SWITCH_INFO, Smp, SwitchInfoWire, VL_ARBITRATION,
+    GUID_INFO, LINEAR_FORWARDING, MULTICAST_FORWARDING, NODE_DESCRIPTION, NODE_INFO, NodeInfoWire,
+    P_KEY_TABLE, PORT_INFO, SL_TO_VL_TABLE, SWITCH_INFO, Smp, SwitchInfoWire, VL_ARBITRATION,
 };
 use ibarr_common::ib::{Lid, PortNum};
 use ibarr_common::wire::mad::{Method, Status};
+use zerocopy::network_endian::{U16, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::node::{LINEAR_CAP, MULTICAST_CAP, NO_PORT, Node, Switch};
@@ -111,10 +111,10 @@ fn p_keys(node: &mut Node, entry: u8, smp: &mut Smp, is_set: bool) -> Result<Eff
     let port = node.port_mut(number).ok_or(Status::BAD_FIELD)?;
     let entries = port.pkeys.chunks_mut(32).nth(block).ok_or(Status::BAD_FIELD)?;
     if is_set {
-        let wanted: PKeyBlock = zerocopy::transmute!(*smp.data());
+        let wanted: [U16; 32] = zerocopy::transmute!(*smp.data());
         entries.iter_mut().zip(wanted).for_each(|(to, from)| *to = from.get());
     }
-    let mut data = PKeyBlock::default();
+    let mut data = <[U16; 32]>::default();
     data.iter_mut().zip(entries).for_each(|(to, from)| *to = (*from).into());
     put(smp, &data);
     Ok(changed_if(is_set, number))
@@ -126,13 +126,13 @@ fn guids(node: &mut Node, entry: u8, smp: &mut Smp, is_set: bool) -> Result<Effe
     let block = usize::try_from(smp.modifier()).map_err(|_| Status::BAD_FIELD)?;
     let entries = port.guids.chunks_mut(8).nth(block).ok_or(Status::BAD_FIELD)?;
     if is_set {
-        let wanted: GuidBlock = zerocopy::transmute!(*smp.data());
+        let wanted: [U64; 8] = zerocopy::transmute!(*smp.data());
         // The first entry is the port's own, and cannot be changed.
         let fixed = usize::from(block == 0);
         let pairs = entries.iter_mut().zip(wanted).skip(fixed);
         pairs.for_each(|(to, from)| *to = from.get());
     }
-    let mut data = GuidBlock::default();
+    let mut data = <[U64; 8]>::default();
     data.iter_mut().zip(entries).for_each(|(to, from)| *to = (*from).into());
     put(smp, &data);
     Ok(changed_if(is_set, number))
@@ -207,7 +207,7 @@ fn switch_table(switch: &mut Switch, smp: &mut Smp, is_set: bool) -> Result<Effe
                 return Err(Status::BAD_FIELD);
             }
             if is_set {
-                let wanted: MulticastForwardingBlock = zerocopy::transmute!(*smp.data());
+                let wanted: [U16; 32] = zerocopy::transmute!(*smp.data());
                 switch.multicast.insert((block, position), wanted);
             }
             let entries = switch.multicast.get(&(block, position)).copied().unwrap_or_default();

@@ -167,15 +167,6 @@ pub struct NoticeWire {
     pub details: [u8; 54],
 }
 
-/// Layout of a block of the GUID table: 8 entries.
-pub type GuidBlock = [U64; 8];
-/// Layout of a block of the P_Key table: 32 entries.
-pub type PKeyBlock = [U16; 32];
-/// Layout of a block of the linear forwarding table: the port of each of 64 LIDs, 255 for none.
-pub type LinearForwardingBlock = [u8; 64];
-/// Layout of a block of the multicast forwarding table: a mask of 16 ports for each of 32 LIDs.
-pub type MulticastForwardingBlock = [U16; 32];
-
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<NodeInfoWire>() == 40);
@@ -186,7 +177,6 @@ const _: () = {
     assert!(offset_of!(SwitchInfoWire, capabilities) == 16);
     assert!(size_of::<SmInfoWire>() == 21);
     assert!(size_of::<NoticeWire>() == super::DATA_LEN);
-    assert!(size_of::<GuidBlock>() == super::DATA_LEN);
-    assert!(size_of::<PKeyBlock>() == super::DATA_LEN);
-    assert!(size_of::<MulticastForwardingBlock>() == super::DATA_LEN);
+    assert!(size_of::<[U64; 8]>() == super::DATA_LEN);
+    assert!(size_of::<[U16; 32]>() == super::DATA_LEN);
 };

@@ -21,10 +21,7 @@
 mod attributes;
 mod port_info;
 
-pub use attributes::{
-    GuidBlock, LinearForwardingBlock, MulticastForwardingBlock, NodeInfoWire, NodeType, NoticeWire,
-    PKeyBlock, SmInfoWire, SmState, SwitchInfoWire,
-};
+pub use attributes::{NodeInfoWire, NodeType, NoticeWire, SmInfoWire, SmState, SwitchInfoWire};
 pub use port_info::{PhysicalState, PortInfoWire, PortState};
 
 use zerocopy::network_endian::{U16, U64};
@@ -48,19 +45,19 @@ pub const NODE_DESCRIPTION: AttributeId = AttributeId::new(0x0010);
 pub const NODE_INFO: AttributeId = AttributeId::new(0x0011);
 /// Capabilities of a switch: [`SwitchInfoWire`].
 pub const SWITCH_INFO: AttributeId = AttributeId::new(0x0012);
-/// The GUIDs of a port: [`GuidBlock`].
+/// The GUIDs of a port, in blocks of 8.
 pub const GUID_INFO: AttributeId = AttributeId::new(0x0014);
 /// State and capabilities of a port: [`PortInfoWire`].
 pub const PORT_INFO: AttributeId = AttributeId::new(0x0015);
-/// The P_Keys of a port: [`PKeyBlock`].
+/// The P_Keys of a port, in blocks of 32.
 pub const P_KEY_TABLE: AttributeId = AttributeId::new(0x0016);
 /// The virtual lane of each service level: 16 nibbles.
 pub const SL_TO_VL_TABLE: AttributeId = AttributeId::new(0x0017);
 /// The priority of virtual lanes: 32 pairs of lane and weight.
 pub const VL_ARBITRATION: AttributeId = AttributeId::new(0x0018);
-/// The port that leads to each LID: [`LinearForwardingBlock`].
+/// The port that leads to each LID, 255 for none: a byte each, in blocks of 64.
 pub const LINEAR_FORWARDING: AttributeId = AttributeId::new(0x0019);
-/// The ports that lead to each multicast group: [`MulticastForwardingBlock`].
+/// The ports that lead to each multicast group: a mask of 16 ports for each LID, in blocks of 32 LIDs.
 pub const MULTICAST_FORWARDING: AttributeId = AttributeId::new(0x001b);
 /// State of a subnet manager: [`SmInfoWire`].
 pub const SM_INFO: AttributeId = AttributeId::new(0x0020);
