@@ -53,9 +53,6 @@ struct End {
     name: String,
 }
 
-/// Links, each from both ends.
-type Links = BTreeSet<[End; 2]>;
-
 /// What the programs should find.
 struct Expected {
     topology: Topology,
@@ -114,9 +111,9 @@ impl Expected {
         Ok(hosts)
     }
 
-    fn same(&self, found: &Links) -> Result<()> {
+    fn same(&self, found: &BTreeSet<[End; 2]>) -> Result<()> {
         let links = self.linked().map(|(port, peer)| Ok([self.end(port)?, self.end(peer)?]));
-        let links = links.collect::<Result<Links>>()?;
+        let links = links.collect::<Result<BTreeSet<_>>>()?;
         let missing: Vec<_> = links.difference(found).collect();
         let added: Vec<_> = found.difference(&links).collect();
         ensure!(missing.is_empty() && added.is_empty(), "missing: {missing:?}; added: {added:?}");
@@ -262,9 +259,9 @@ fn shell() -> Result<()> {
 }
 
 /// `ibnetdiscover -p`: a line for each port; one with a link has both ends.
-fn discovered() -> Result<Links> {
+fn discovered() -> Result<BTreeSet<[End; 2]>> {
     let said = rig::run(Place::Here, &["ibnetdiscover", "-p"])?;
-    let mut links = Links::new();
+    let mut links = BTreeSet::new();
     for line in said.lines() {
         let Some((ports, names)) = line.split_once(" ( ") else { continue };
         let (from, to) = ports.split_once(" - ").with_context(|| line.to_owned())?;
@@ -281,9 +278,9 @@ fn discovered() -> Result<Links> {
 }
 
 /// `iblinkinfo -l`: a line for each port.
-fn link_info() -> Result<Links> {
+fn link_info() -> Result<BTreeSet<[End; 2]>> {
     let said = rig::run(Place::Here, &["iblinkinfo", "-l"])?;
-    let mut links = Links::new();
+    let mut links = BTreeSet::new();
     for line in said.lines().filter(|line| line.contains("Active/  LinkUp")) {
         let (from, rest) = line.split_once("==(").with_context(|| line.to_owned())?;
         let to = rest.split_once("==>").with_context(|| line.to_owned())?.1;

@@ -14,9 +14,6 @@ use std::process::Command;
 
 use crate::machine::Machine;
 
-/// The mode, owner and content of each file.
-type Files = BTreeMap<String, (u32, (u32, u32), Vec<u8>)>;
-
 #[test]
 fn installed_rpm_has_the_files_of_the_debian_package() {
     let machine = Machine::new();
@@ -63,9 +60,9 @@ fn scripts_of_the_rpm_are_programs_of_the_shell() {
     }
 }
 
-/// The files below `root`.
-fn files(root: &Path) -> Files {
-    let mut files = Files::new();
+/// Mode and owner, and the content, of each file below `root`.
+fn files(root: &Path) -> BTreeMap<String, (String, Vec<u8>)> {
+    let mut files = BTreeMap::new();
     let mut directories = vec![root.to_owned()];
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(directory).unwrap() {
@@ -75,8 +72,8 @@ fn files(root: &Path) -> Files {
                 directories.push(path);
             } else {
                 let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
-                let owner = (about.uid(), about.gid());
-                files.insert(name, (about.mode(), owner, fs::read(path).unwrap()));
+                let about = format!("{:o} {}:{}", about.mode(), about.uid(), about.gid());
+                files.insert(name, (about, fs::read(path).unwrap()));
             }
         }
     }

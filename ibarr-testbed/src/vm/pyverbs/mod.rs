@@ -112,12 +112,9 @@ fn unpack() -> Result<()> {
     fs::write(RUN, include_str!("run.py")).context(RUN)
 }
 
-/// Tests, and outcomes with their reasons.
-type Outcomes<'a> = BTreeMap<&'a str, &'a str>;
-
 /// The outcomes of each module. A line has a module, a class, a test, the outcome and the reason.
-fn modules(lines: &str) -> BTreeMap<&str, Outcomes<'_>> {
-    let mut modules: BTreeMap<&str, Outcomes<'_>> = BTreeMap::new();
+fn modules(lines: &str) -> BTreeMap<&str, BTreeMap<&str, &str>> {
+    let mut modules: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
     for line in lines.lines().filter(|line| !line.starts_with('#')) {
         let (test, outcome) = line.split_once('\t').unwrap_or((line, "no outcome"));
         let module = test.split('.').next().unwrap_or_default();
@@ -126,8 +123,8 @@ fn modules(lines: &str) -> BTreeMap<&str, Outcomes<'_>> {
     modules
 }
 
-fn same(recorded: &Outcomes<'_>, told: Option<&Outcomes<'_>>) -> Result<()> {
-    let empty = Outcomes::new();
+fn same(recorded: &BTreeMap<&str, &str>, told: Option<&BTreeMap<&str, &str>>) -> Result<()> {
+    let empty = BTreeMap::new();
     let told = told.unwrap_or(&empty);
     let tests = recorded.keys().chain(told.keys().filter(|test| !recorded.contains_key(*test)));
     let changes = tests.filter(|test| recorded.get(*test) != told.get(*test)).map(|test| {

@@ -49,7 +49,7 @@ fn peer_gets_the_same_from_programs_and_daemon() {
     }
     // XDP sends to the hardware address that a frame came from, even if no host has its source
     // address.
-    let is_to_nobody = |(_, _, to, _): &Seen| to.starts_with("[fe80::1]:");
+    let is_to_nobody = |seen: &Seen| seen.to.starts_with("[fe80::1]:");
     for by_xdp in &mut seen[3..] {
         assert_eq!(by_xdp.iter().filter(|seen| is_to_nobody(seen)).count(), 1);
         by_xdp.retain(|seen| !is_to_nobody(seen));
@@ -64,13 +64,18 @@ fn peer_gets_the_same_from_programs_and_daemon() {
     }
 }
 
-/// The namespace of the receiver, source, destination and payload.
-type Seen = (&'static str, String, String, Vec<u8>);
+/// A datagram that arrived.
+#[derive(Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct Seen {
+    /// The namespace of the receiver.
+    namespace: &'static str,
+    from: String,
+    to: String,
+    payload: Vec<u8>,
+}
 
 fn count(seen: &[Seen], len: usize) -> usize {
-    seen.iter()
-        .filter(|(namespace, .., payload)| *namespace == PEER && payload.len() == len)
-        .count()
+    seen.iter().filter(|seen| seen.namespace == PEER && seen.payload.len() == len).count()
 }
 
 struct Wire {
@@ -155,12 +160,15 @@ impl Wire {
     fn take(&self) -> Vec<Seen> {
         let taken = self.captures.iter().flat_map(|(namespace, capture)| {
             let arrived = capture.take().unwrap().into_iter().filter(|one| !one.is_leaving);
-            arrived.map(|one| {
-                (*namespace, one.source.to_string(), one.destination.to_string(), one.payload)
+            arrived.map(|one| Seen {
+                namespace,
+                from: one.source.to_string(),
+                to: one.destination.to_string(),
+                payload: one.payload,
             })
         });
         // Without the negative replies to this loop's own port.
-        taken.filter(|(_, _, to, _)| to.ends_with(":40000") || to.ends_with(":4791")).collect()
+        taken.filter(|seen| seen.to.ends_with(":40000") || seen.to.ends_with(":4791")).collect()
     }
 
     /// The frames to send.
