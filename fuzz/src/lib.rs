@@ -21,15 +21,12 @@ mod paths_snapshot;
 mod script;
 mod turn;
 
-/// A claim about any bytes.
-pub type Target = fn(&[u8]);
-
 macro_rules! targets {
     ($($target:ident),*) => {
         $(pub use $target::$target;)*
 
         /// Every target, by the name of its binary and its corpus.
-        pub const TARGETS: &[(&str, Target)] = &[$((stringify!($target), $target)),*];
+        pub const TARGETS: &[(&str, fn(&[u8]))] = &[$((stringify!($target), $target)),*];
     };
 }
 
@@ -54,7 +51,7 @@ targets!(
 ///
 /// # Panics
 /// A file is unreadable, or the claim does not hold for it.
-pub fn replay_arguments(target: Target) {
+pub fn replay_arguments(target: fn(&[u8])) {
     for file in std::env::args_os().skip(1) {
         let data =
             std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));

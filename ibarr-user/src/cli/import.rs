@@ -49,7 +49,8 @@ struct Import {
 }
 
 /// Values in TOML, by table and key. The table `""` comes first.
-type Settings = BTreeMap<&'static str, BTreeMap<&'static str, String>>;
+#[derive(Debug, Default)]
+struct Settings(BTreeMap<&'static str, BTreeMap<&'static str, String>>);
 
 impl Import {
     fn read(dir: &Path) -> Result<Self, Failure> {
@@ -91,7 +92,7 @@ impl Import {
         let lines = [from].into_iter().chain(self.lines.iter().map(said));
         let comment = |line: String| format!("# {}", escaped(&line, |_| true));
         let mut text: Vec<_> = lines.map(comment).collect();
-        for (table, keys) in &self.settings {
+        for (table, keys) in &self.settings.0 {
             text.push(String::new());
             text.extend((!table.is_empty()).then(|| format!("[{table}]")));
             text.extend(keys.iter().map(|(key, value)| format!("{key} = {value}")));

@@ -29,6 +29,7 @@ mod trace;
 mod users;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +70,7 @@ use crate::transport;
 use crate::transport::acm as transport_acm;
 use crate::transport::inherited;
 use crate::transport::local_service as ls;
-use crate::transport::names::{self, Names};
+use crate::transport::names::Names;
 use crate::transport::ports::Ports;
 use crate::transport::queries::Sockets;
 use crate::transport::rtnetlink::{self, Nudger};
@@ -88,7 +89,7 @@ pub(crate) struct Setup {
     /// The sockets that are open already.
     pub inherited: Inherited,
     /// Finds the addresses of names, and may block.
-    pub resolve: names::Resolve,
+    pub resolve: fn(&str) -> io::Result<Vec<IpAddr>>,
     /// State shared with the control socket.
     pub control: Control,
     pub systemd: Systemd,

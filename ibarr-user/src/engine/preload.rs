@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use super::Engine;
 use crate::config;
-use crate::preload::{self, Loaded, Order, Outcome, Report, Wanted};
+use crate::preload::{self, Loaded, Order, Report, Wanted};
 
 /// What is to be read, and what was wrong. One thread reads at a time.
 pub(super) struct Preloads {
@@ -121,12 +121,12 @@ impl Engine {
 }
 
 /// Logs what was read and what was wrong, which is bounded. `None` if the file cannot be read.
-fn tell<T>(what: &str, outcome: Outcome<T>, problems: &mut Vec<String>) -> Option<T> {
+fn tell<T>(of: &str, read: Result<(T, Report), String>, problems: &mut Vec<String>) -> Option<T> {
     let before = problems.len();
-    let read = match outcome {
+    let read = match read {
         Ok((read, report)) => {
             let Report { file, entries, bad_lines, .. } = &report;
-            info!(file = %file.display(), entries, bad_lines, "preloaded {what}");
+            info!(file = %file.display(), entries, bad_lines, "preloaded {of}");
             problems.extend(report.problems());
             Some(read)
         }
@@ -136,7 +136,7 @@ fn tell<T>(what: &str, outcome: Outcome<T>, problems: &mut Vec<String>) -> Optio
         }
     };
     for problem in problems.iter().skip(before) {
-        warn!("preload of {what}: {problem}");
+        warn!("preload of {of}: {problem}");
     }
     problems.truncate(MOST_PROBLEMS);
     read

@@ -360,23 +360,26 @@ mod tests {
         Event { chain, since, at, subject, lost: 0, step: Step::Nudge }
     }
 
-    #[test]
-    fn tracer_that_does_not_read_is_told_how_many_it_has_lost() {
-        let (events, mut read) = mpsc::channel(2);
-        let (end, mut ended) = oneshot::channel();
-        let (only, ends_at) = (None, Some(Instant::BOOT));
-        let packets = Packets::Unwanted;
-        let mut tracer = Tracer {
-            user: User::ROOT,
-            only,
+    fn tracer(events: mpsc::Sender<Response>, end: oneshot::Sender<Response>) -> Tracer {
+        let (user, packets) = (User::ROOT, Packets::Unwanted);
+        Tracer {
+            user,
+            only: None,
             packets,
-            ends_at,
+            ends_at: None,
             events,
             end,
             shown: 0,
             lost: 0,
             untold: 0,
-        };
+        }
+    }
+
+    #[test]
+    fn tracer_that_does_not_read_is_told_how_many_it_has_lost() {
+        let (events, mut read) = mpsc::channel(2);
+        let (end, mut ended) = oneshot::channel();
+        let mut tracer = Tracer { ends_at: Some(Instant::BOOT), ..tracer(events, end) };
         for chain in 1..=5 {
             tracer.show(&event(chain));
         }
@@ -400,18 +403,7 @@ mod tests {
     fn tracer_whose_connection_is_closed_ends() {
         let (events, read) = mpsc::channel(2);
         let (end, _) = oneshot::channel();
-        let tracer = Tracer {
-            user: User::ROOT,
-            only: None,
-            packets: Packets::Unwanted,
-            ends_at: None,
-            events,
-            end,
-            shown: 0,
-            lost: 0,
-            untold: 0,
-        };
-        let mut tracers = Tracers(vec![tracer]);
+        let mut tracers = Tracers(vec![tracer(events, end)]);
         tracers.end(Instant::BOOT);
         assert_eq!(tracers.0.len(), 1);
         drop(read);

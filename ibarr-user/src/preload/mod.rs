@@ -42,13 +42,10 @@ pub struct Wanted {
 #[derive(Debug)]
 pub(crate) struct Loaded {
     /// The GIDs, if a file is configured.
-    pub hosts: Option<Outcome<Hosts>>,
+    pub hosts: Option<Result<(Hosts, Report), String>>,
     /// The paths, if they were wanted.
-    pub routes: Option<Outcome<Snapshot>>,
+    pub routes: Option<Result<(Snapshot, Report), String>>,
 }
-
-/// The contents of a file and what is wrong with it, or why it cannot be read.
-pub type Outcome<T> = Result<(T, Report), String>;
 
 /// What was found in a file.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -124,7 +121,7 @@ fn load(order: Order) -> Loaded {
     }
 }
 
-fn named<T>(path: &Path, read: io::Result<(T, Report)>) -> Outcome<T> {
+fn named<T>(path: &Path, read: io::Result<(T, Report)>) -> Result<(T, Report), String> {
     read.map_err(|error| format!("{}: {error}", path.display()))
 }
 

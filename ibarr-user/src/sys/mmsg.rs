@@ -77,8 +77,8 @@ pub struct Outgoing<'a> {
 /// that the kernel did not write.
 #[derive(Clone, Copy, Debug)]
 struct Slot<const LEN: usize> {
-    name: Name,
-    control: Control,
+    name: [u64; NAME],
+    control: [u64; CONTROL],
     payload: [u8; LEN],
     /// Length of the datagram; more than `LEN` if it was truncated.
     len: usize,
@@ -113,11 +113,11 @@ impl<const LEN: usize> Inbox<LEN> {
             *vector = iovec { iov_base: slot.payload.as_mut_ptr().cast(), iov_len: LEN };
             let header = &mut header.msg_hdr;
             header.msg_name = slot.name.as_mut_ptr().cast();
-            header.msg_namelen = socklen(size_of::<Name>());
+            header.msg_namelen = socklen(size_of::<[u64; NAME]>());
             header.msg_iov = vector;
             header.msg_iovlen = 1;
             header.msg_control = slot.control.as_mut_ptr().cast();
-            header.msg_controllen = size_of::<Control>();
+            header.msg_controllen = size_of::<[u64; CONTROL]>();
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
         // SAFETY: there are `MAX` headers. Each points to a name, a vector, a payload and control
@@ -185,8 +185,8 @@ impl<const LEN: usize> Slot<LEN> {
 /// # Errors
 /// Errors of sendmmsg(2); `WouldBlock` if there is no room for the first.
 pub fn send(socket: BorrowedFd<'_>, datagrams: &[Outgoing<'_>]) -> io::Result<usize> {
-    let mut names: [Name; MAX] = [[0; _]; MAX];
-    let mut controls: [Control; MAX] = [[0; _]; MAX];
+    let mut names = [[0; NAME]; MAX];
+    let mut controls = [[0; CONTROL]; MAX];
     let mut vectors: [iovec; MAX] = std::array::from_fn(|_| no_vector());
     let mut headers: [mmsghdr; MAX] = std::array::from_fn(|_| no_header());
     let parts = names.iter_mut().zip(&mut controls).zip(&mut vectors).zip(&mut headers);
@@ -213,10 +213,10 @@ pub fn send(socket: BorrowedFd<'_>, datagrams: &[Outgoing<'_>]) -> io::Result<us
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Room for an IPv4 or IPv6 address, aligned as the kernel needs it.
-type Name = [u64; 4];
-/// Room for an IPv4 or IPv6 packet info.
-type Control = [u64; 5];
+/// Words of an IPv4 or IPv6 address, aligned as the kernel needs it.
+const NAME: usize = 4;
+/// Words of an IPv4 or IPv6 packet info.
+const CONTROL: usize = 5;
 
 /// `struct sockaddr_in`.
 #[derive(FromBytes, Immutable, IntoBytes, KnownLayout)]
@@ -271,16 +271,16 @@ const PADDING: usize = size_of::<usize>() - 4;
 const _: () = {
     assert!(size_of::<Ipv4Name>() == size_of::<libc::sockaddr_in>());
     assert!(size_of::<Ipv6Name>() == size_of::<libc::sockaddr_in6>());
-    assert!(size_of::<Ipv6Name>() <= size_of::<Name>());
+    assert!(size_of::<Ipv6Name>() <= size_of::<[u64; NAME]>());
     assert!(size_of::<Ipv4Info>() - PADDING == size_of::<libc::cmsghdr>() + 12);
     assert!(size_of::<libc::in_pktinfo>() == 12);
     assert!(size_of::<Ipv6Info>() - PADDING == size_of::<libc::cmsghdr>() + 20);
     assert!(size_of::<libc::in6_pktinfo>() == 20);
-    assert!(size_of::<Ipv6Info>() <= size_of::<Control>());
+    assert!(size_of::<Ipv6Info>() <= size_of::<[u64; CONTROL]>());
 };
 
 /// Returns the length written.
-fn write_name(to: SocketAddr, name: &mut Name) -> usize {
+fn write_name(to: SocketAddr, name: &mut [u64; NAME]) -> usize {
     match to {
         SocketAddr::V4(to) => write(
             name.as_mut_bytes(),
@@ -305,7 +305,7 @@ fn write_name(to: SocketAddr, name: &mut Name) -> usize {
 }
 
 /// Returns the length written, 0 if the kernel chooses address and interface.
-fn write_info(datagram: &Outgoing<'_>, control: &mut Control) -> usize {
+fn write_info(datagram: &Outgoing<'_>, control: &mut [u64; CONTROL]) -> usize {
     let Source { address, egress } = datagram.source;
     if address.is_none() && egress.is_none() {
         return 0;

@@ -16,7 +16,7 @@ use tracing::debug;
 #[derive(Debug)]
 pub(crate) struct Names {
     named: mpsc::Sender<Named>,
-    resolve: Resolve,
+    resolve: fn(&str) -> io::Result<Vec<IpAddr>>,
 }
 
 /// The addresses of a name.
@@ -26,9 +26,6 @@ pub(crate) struct Named {
     /// Its addresses, in the resolver's order; none if it knows none.
     pub addresses: Vec<IpAddr>,
 }
-
-/// Finds the addresses of a name, and may block.
-pub(crate) type Resolve = fn(&str) -> io::Result<Vec<IpAddr>>;
 
 /// Asks the system's resolver.
 ///
@@ -40,7 +37,9 @@ pub(crate) fn resolve(name: &str) -> io::Result<Vec<IpAddr>> {
 
 impl Names {
     /// Looks names up by `resolve`.
-    pub(crate) fn new(resolve: Resolve) -> (Self, mpsc::Receiver<Named>) {
+    pub(crate) fn new(
+        resolve: fn(&str) -> io::Result<Vec<IpAddr>>,
+    ) -> (Self, mpsc::Receiver<Named>) {
         let (named, answers) = mpsc::channel(super::NAMES);
         (Self { named, resolve }, answers)
     }

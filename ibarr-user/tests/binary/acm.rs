@@ -27,9 +27,6 @@ use crate::peers::Peers;
 use crate::sockets::in_namespace;
 use crate::support::{Daemon, PATIENCE, TempDir, json};
 
-/// Flags and DLID of each path of a reply, or its status.
-type Told = Result<Vec<(u32, u16)>, Status>;
-
 /// A connection to the daemon.
 pub(crate) struct Client<S = UnixStream>(pub(crate) S);
 
@@ -48,7 +45,7 @@ impl<S: Read + Write> Client<S> {
     }
 
     /// Flags and DLID of each path of the reply, or its status. The reply is one write.
-    pub(crate) fn told(&mut self) -> Told {
+    pub(crate) fn told(&mut self) -> Result<Vec<(u32, u16)>, Status> {
         let mut bytes = [0; 1024];
         let len = self.0.read(&mut bytes).unwrap();
         match Reply::parse(&bytes[..len]).unwrap() {
@@ -62,7 +59,7 @@ impl<S: Read + Write> Client<S> {
         }
     }
 
-    pub(crate) fn ask(&mut self, ask: Ask) -> Told {
+    pub(crate) fn ask(&mut self, ask: Ask) -> Result<Vec<(u32, u16)>, Status> {
         self.send(ask);
         self.told()
     }

@@ -87,8 +87,8 @@ fn next(dir: &TempDir, kept: &[Kept]) -> Daemon {
 }
 
 fn close_all(kept: Vec<Kept>) {
-    for (_, fd) in kept {
-        close(fd).unwrap();
+    for kept in kept {
+        close(kept.fd).unwrap();
     }
 }
 
@@ -156,7 +156,7 @@ fn wrong_inherited_descriptor_is_named_and_an_own_socket_served() {
     wrong.sort_unstable();
     let (mut kept, mut expected) = (Vec::new(), Vec::new());
     for ((fd, name, reason), number) in wrong.into_iter().zip(3..) {
-        kept.push((name.to_owned(), fd));
+        kept.push(Kept { name: name.to_owned(), fd });
         expected.push(format!("inherited descriptor {number} ({name}) is not used: {reason}"));
     }
     let daemon = next(&dir, &kept);

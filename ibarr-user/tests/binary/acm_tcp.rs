@@ -118,7 +118,7 @@ fn tcp_client_of_a_killed_daemon_is_answered_by_the_next_one() {
     await_port(&third);
     assert_eq!(fs::read_to_string(dir.path("ibacm.port")).unwrap(), format!("{port}\n"));
     assert_eq!(Client::at(port).ask(Ask::Resolve(to(LOCAL))), Ok(vec![(0x2b, 1)]));
-    for (_, fd) in kept {
-        close(fd).unwrap();
+    for kept in kept {
+        close(kept.fd).unwrap();
     }
 }

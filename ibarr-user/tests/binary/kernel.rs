@@ -102,7 +102,7 @@ fn requests_wait_in_the_kept_socket_for_the_next_daemon() {
     let gid = unhex("14000400 fe80000000000000 0002c90300000201");
     let expected = (0..REQUESTS).chain(0..REQUESTS).map(|seq| (seq, gid.clone()));
     assert_eq!(answered, expected.collect::<Vec<_>>());
-    close(kept[0].1).unwrap();
+    close(kept[0].fd).unwrap();
     assert_eq!(second.end(Signal::SIGTERM), Some(0));
 }
 
@@ -489,9 +489,9 @@ pub(crate) fn with_kept(dir: &TempDir, kept: &[Kept]) -> Command {
     let mut command = in_namespace(dir);
     // In this order none takes the number of a later one.
     let mut kept = kept.to_vec();
-    kept.sort_unstable_by_key(|(_, fd)| *fd);
+    kept.sort_unstable_by_key(|kept| kept.fd);
     let (names, numbers): (Vec<_>, Vec<_>) =
-        kept.into_iter().map(|(name, fd)| (name, fd.to_string())).unzip();
+        kept.into_iter().map(|kept| (kept.name, kept.fd.to_string())).unzip();
     command.env("LISTEN_FDNAMES", names.join(":")).env("KEPT", numbers.join(" "));
     command
 }

@@ -40,8 +40,13 @@ pub(crate) struct Daemon {
     kept: Mutex<Vec<Kept>>,
 }
 
-/// A descriptor that systemd keeps: its name, and its number in this process.
-pub(crate) type Kept = (String, RawFd);
+/// A descriptor that systemd keeps.
+#[derive(Clone)]
+pub(crate) struct Kept {
+    pub(crate) name: String,
+    /// Its number in this process.
+    pub(crate) fd: RawFd,
+}
 
 impl Daemon {
     /// Starts a daemon with `config`, and waits until it is ready.
@@ -52,8 +57,8 @@ impl Daemon {
     /// Like [`Daemon::start`], with a command other than [`daemon_command`].
     pub(crate) fn spawn(command: Command, dir: &TempDir, config: &str) -> Self {
         let (daemon, kept) = Self::spawn_under_systemd(command, dir, config);
-        for (_, kept) in kept {
-            close(kept).unwrap();
+        for kept in kept {
+            close(kept.fd).unwrap();
         }
         daemon
     }
@@ -139,7 +144,7 @@ impl Daemon {
 
     /// Waits until systemd is asked to keep so many descriptors of a name, and returns all.
     pub(crate) fn keeps(&self, name: &str, count: usize) -> Vec<Kept> {
-        let has_name = |(other, _): &&Kept| other == name;
+        let has_name = |kept: &&Kept| kept.name == name;
         while self.kept.lock().unwrap().iter().filter(has_name).count() < count {
             self.notification();
         }
@@ -166,7 +171,8 @@ impl Daemon {
                 b"FDSTORE=1\nFDNAME=acm-client\n" => acm::CLIENT,
                 _ => panic!("{}", message.escape_ascii()),
             };
-            self.kept.lock().unwrap().extend(kept.iter().map(|fd| (name.to_owned(), *fd)));
+            let kept = kept.into_iter().map(|fd| Kept { name: name.to_owned(), fd });
+            self.kept.lock().unwrap().extend(kept);
         }
         message.to_vec()
     }

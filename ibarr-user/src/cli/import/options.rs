@@ -20,17 +20,11 @@ pub(super) struct Options {
     values: BTreeMap<String, (u64, String)>,
 }
 
-/// What becomes of a line, and what that means.
-type Verdict = (Became, String);
-
-/// What becomes of an option with a value: name, value, outcome, meaning.
-type Row = (&'static str, &'static str, Became, &'static str);
-
 /// Any other value.
 const ANY: &str = "";
 
-/// The options that change nothing in the configuration.
-const FIXED: &[Row] = {
+/// The options that change nothing in the configuration: name, value, what becomes of it, and what that means.
+const FIXED: &[(&str, &str, Became, &str)] = {
     use Became::{Default, Lost, Needless};
     const ASKED: &str = "paths are asked of the subnet administrator";
     const KERNELS: &str = "addresses are those of the kernel";
@@ -127,8 +121,8 @@ impl Options {
         Self { dir: dir.to_owned(), values }
     }
 
-    /// What becomes of a line, and what the configuration says in its place.
-    pub(super) fn verdict(&self, number: u64, line: &str, settings: &mut Settings) -> Verdict {
+    /// What becomes of a line, and what that means. Adds what the configuration says in its place.
+    pub(super) fn verdict(&self, number: u64, line: &str, to: &mut Settings) -> (Became, String) {
         let Some((name, value)) = split(line) else {
             let what = "write a name and a value; ibacm ignores the line".to_owned();
             return (Became::Malformed, what);
@@ -137,18 +131,18 @@ impl Options {
             Some((last, _)) if *last != number && name != "provider" => {
                 (Became::Needless, format!("line {last} overrules it"))
             }
-            _ => self.option(&name, value, settings),
+            _ => self.option(&name, value, to),
         }
     }
 
-    fn option(&self, name: &str, value: &str, settings: &mut Settings) -> Verdict {
+    fn option(&self, name: &str, value: &str, to: &mut Settings) -> (Became, String) {
         if NUMBERS.contains(&name) && value.parse::<i64>().is_err() {
             return (Became::Malformed, "it is not a number; ibacm takes it for 0".to_owned());
         }
-        let is_it =
-            |row: &&Row| row.0 == name && (row.1 == ANY || row.1.eq_ignore_ascii_case(value));
-        if let Some((_, _, became, what)) = FIXED.iter().find(is_it) {
-            return (*became, (*what).to_owned());
+        for &(option, of, became, what) in FIXED {
+            if option == name && (of == ANY || of.eq_ignore_ascii_case(value)) {
+                return (became, what.to_owned());
+            }
         }
         let mut set = |table: &'static str, key: &'static str, value: String| {
             let place = if table.is_empty() { String::new() } else { format!("[{table}] ") };
@@ -157,7 +151,7 @@ impl Options {
             if let Err(refused) = Config::read(&[source]) {
                 return (Became::Malformed, format!("left out: {what} is refused: {refused}"));
             }
-            settings.entry(table).or_default().insert(key, value);
+            to.0.entry(table).or_default().insert(key, value);
             (Became::Carried, what)
         };
         match name {
@@ -207,8 +201,8 @@ impl Options {
     }
 
     /// What ibacm does without an option.
-    pub(super) fn defaults(&self, settings: &mut Settings) {
-        settings.entry("acm").or_default().entry("serve").or_insert_with(|| toml(self.serve()));
+    pub(super) fn defaults(&self, to: &mut Settings) {
+        to.0.entry("acm").or_default().entry("serve").or_insert_with(|| toml(self.serve()));
     }
 
     /// What is wrong with the files that the configuration names.
@@ -255,8 +249,8 @@ impl Options {
     }
 }
 
-/// What becomes of a line of the address file.
-pub(super) fn address(line: &str) -> Verdict {
+/// What becomes of a line of the address file, and what that means.
+pub(super) fn address(line: &str) -> (Became, String) {
     let mut words = line.split_whitespace();
     let (Some(name), Some(device), Some(port), Some(_)) =
         (words.next(), words.next(), words.next(), words.next())
