@@ -4,8 +4,10 @@
 //! interfaces they are attached. The driver carries out the changes.
 
 mod allow;
+mod elements;
 mod maps;
 mod routes;
+mod settings;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -13,99 +15,21 @@ mod work;
 use alloc::borrow::ToOwned as _;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
-use alloc::vec::Vec;
-use core::num::NonZeroU16;
 use core::time::Duration;
 
 use hashbrown::HashMap;
-use ibarr_common::map::{GidEntry, GidKey, Interface, Neighbour, NeighbourKey, ResponderCfg};
+use ibarr_common::map::ResponderCfg;
 use ibarr_common::{IfIndex, Instant};
 
 pub use self::maps::{AllowKey, Fault, Held, MapUpdate, Maps, RouteKey};
+pub use self::settings::{Counter, Settings};
 pub use self::work::{Attacher, Done, Hook, Mode, Work};
 use self::work::{Outcome, Wanted, Wish};
 use crate::counters::Counters;
 use crate::hash::Fixed;
-use crate::ip2gid::{Prefixes, client};
-use crate::local_view::neighbours;
-use crate::local_view::routing::WayBack;
-use crate::local_view::{
-    Event as Fact, InterfaceName, LinkHeader, LocalView, Owned, Pattern, Served,
-};
+use crate::ip2gid::Prefixes;
+use crate::local_view::{Event as Fact, InterfaceName, LocalView, Served};
 use crate::retry::Repair;
-
-/// The administrator's settings.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Settings {
-    /// The programs to use.
-    pub mode: Mode,
-    /// Exceptions for some interfaces; the first matching pattern decides.
-    pub on: Vec<(Pattern, Mode)>,
-    /// How long programs answer without the daemon.
-    pub lease: Duration,
-    /// The UDP port whose queries they answer.
-    pub udp_port: NonZeroU16,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            mode: Mode::default(),
-            on: Vec::new(),
-            lease: Duration::from_mins(1),
-            udp_port: client::Settings::default().udp_port,
-        }
-    }
-}
-
-impl Settings {
-    /// Whether programs are to answer on any interface.
-    pub fn want_kernel(&self) -> bool {
-        let mut modes = self.on.iter().map(|(_, mode)| mode);
-        self.mode != Mode::User || modes.any(|mode| *mode != Mode::User)
-    }
-
-    /// On which interfaces the view has to know neighbours: where XDP answers. The program needs
-    /// them only on IPoIB, and the view follows no others.
-    pub fn wants_neighbours(&self) -> neighbours::Wanted {
-        let is_xdp = |mode: Mode| mode.hooks(LinkHeader::Ipoib).contains(&Hook::XdpGeneric);
-        neighbours::Wanted {
-            on: self.on.iter().map(|(pattern, mode)| (pattern.clone(), is_xdp(*mode))).collect(),
-            otherwise: is_xdp(self.mode),
-        }
-    }
-
-    fn mode_on(&self, served: &Served) -> Mode {
-        let names = (&served.name, &served.altnames);
-        let found = self.on.iter().find(|(pattern, _)| pattern.matches(names.0, names.1));
-        found.map_or(self.mode, |(_, mode)| *mode)
-    }
-}
-
-crate::counters! {
-    /// Counters of the BPF responder.
-    pub enum Counter {
-        /// Programs that were attached, or replaced older ones.
-        Attached = normal("attached"),
-        /// Programs that were attached and then found missing: another process has removed them, or
-        /// the interface was replaced.
-        Lost = error("lost"),
-        /// How often the programs could not be loaded.
-        NotLoaded = error("not-loaded"),
-        /// Interfaces on which no program could be attached.
-        NotAttached = error("not-attached"),
-        /// How often a map or pin could not be changed. Programs answer nothing until all maps are
-        /// correct again.
-        Faults = error("faults"),
-        /// How often the map of peers' answers could not be changed; the next daemon asks these
-        /// peers again.
-        MirrorFaults = error("mirror-faults"),
-        /// How often the lease was renewed.
-        LeaseRenewals = normal("lease-renewals"),
-        /// How often the lease was due but the local view was too old.
-        LeaseWithheld = error("lease-withheld"),
-    }
-}
 
 /// Keeps programs and maps equal to the local view.
 ///
@@ -224,29 +148,17 @@ impl Responder {
 
     /// Handles a change of the view. The maps are up to date when this returns.
     pub fn handle_fact(&mut self, fact: &Fact, maps: &mut impl Maps) {
-        let update = match fact {
-            Fact::Added(owned) | Fact::Changed(owned) => MapUpdate::Address(entry(owned)),
-            Fact::Removed(owned) => MapUpdate::NoAddress(entry(owned).key),
-            Fact::Served(served) => {
-                self.serve(served);
-                self.need = Need::All;
-                MapUpdate::Interface(served.ifindex, interface(served))
-            }
-            Fact::NotServed(ifindex) => {
-                self.interfaces.remove(ifindex);
-                self.need = Need::All;
-                MapUpdate::NoInterface(*ifindex)
-            }
-            Fact::Route(route) => routes::update(*route),
-            Fact::NoRoute(ifindex, prefix) => MapUpdate::NoRoute(routes::key(*ifindex, *prefix)),
-            Fact::Neighbour(neighbour) => next_hop(neighbour),
-            Fact::NoNeighbour(ifindex, address) => {
-                MapUpdate::NoNeighbour(NeighbourKey::new(*address, *ifindex))
-            }
-        };
+        match fact {
+            Fact::Served(served) => self.serve(served),
+            Fact::NotServed(ifindex) => drop(self.interfaces.remove(ifindex)),
+            _ => {}
+        }
+        if let Fact::Served(_) | Fact::NotServed(_) = fact {
+            self.need = Need::All;
+        }
         // Otherwise all maps will be filled from the view.
         if (self.consistent || self.due.is_none())
-            && let Err(fault) = maps.update(&update)
+            && let Err(fault) = maps.update(&elements::update(fact))
         {
             self.fail(fault, maps);
         }
@@ -400,8 +312,8 @@ impl Responder {
             self.serve(served);
         }
         let held = maps.held()?;
-        let entries: HashMap<GidKey, GidEntry, Fixed> =
-            view.owned().map(|owned| entry(&owned)).map(|entry| (entry.key, entry)).collect();
+        let entries = view.owned().map(|owned| elements::entry(&owned));
+        let entries: HashMap<_, _, Fixed> = entries.map(|entry| (entry.key, entry)).collect();
         for key in held.addresses.iter().filter(|key| !entries.contains_key(*key)) {
             maps.update(&MapUpdate::NoAddress(*key))?;
         }
@@ -414,18 +326,16 @@ impl Responder {
         for update in routes::change(&held, view.routes_back()) {
             maps.update(&update)?;
         }
-        let neighbours: HashMap<_, _, Fixed> = view
-            .neighbours()
-            .map(|there| (NeighbourKey::new(there.address, there.ifindex), next_hop(&there)))
-            .collect();
+        let neighbours = view.neighbours().map(|there| elements::next_hop(&there));
+        let neighbours: HashMap<_, _, Fixed> = neighbours.collect();
         for key in held.neighbours.iter().filter(|key| !neighbours.contains_key(*key)) {
             maps.update(&MapUpdate::NoNeighbour(*key))?;
         }
-        for update in neighbours.values() {
-            maps.update(update)?;
+        for (key, neighbour) in neighbours {
+            maps.update(&MapUpdate::Neighbour(key, neighbour))?;
         }
-        for (ifindex, slot) in &self.interfaces {
-            maps.update(&MapUpdate::Interface(*ifindex, interface(&slot.served)))?;
+        for slot in self.interfaces.values() {
+            maps.update(&elements::update(&Fact::Served(slot.served)))?;
         }
         self.change_allow(maps)
     }
@@ -545,30 +455,5 @@ fn note(
             }
             slot.state = failed;
         }
-    }
-}
-
-fn entry(owned: &Owned) -> GidEntry {
-    let key = GidKey::new(owned.address, owned.scope.unwrap_or(owned.ifindex));
-    GidEntry::new(key, owned.gid, Some(owned.ifindex), owned.origin)
-}
-
-fn next_hop(there: &neighbours::Neighbour) -> MapUpdate {
-    let key = NeighbourKey::new(there.address, there.ifindex);
-    MapUpdate::Neighbour(key, Neighbour::new(&key, there.hwaddr))
-}
-
-fn interface(served: &Served) -> Interface {
-    let switch = |way_back, all, routed| match way_back {
-        WayBack::All => all,
-        WayBack::Routed => routed,
-        WayBack::None(_) => 0,
-    };
-    let mut hwaddr = [0; _];
-    hwaddr.iter_mut().zip(served.hwaddr.as_bytes()).for_each(|(to, from)| *to = *from);
-    Interface {
-        switches: switch(served.ipv4, Interface::ANSWER_IPV4, Interface::ROUTED_IPV4)
-            | switch(served.ipv6, Interface::ANSWER_IPV6, Interface::ROUTED_IPV6),
-        hwaddr,
     }
 }

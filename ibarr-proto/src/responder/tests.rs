@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU16;
 
 use ibarr_common::ib::Gid;
-use ibarr_common::map::{Origin, Route, address};
+use ibarr_common::map::{
+    GidEntry, GidKey, Interface, Neighbour, NeighbourKey, Origin, Route, address,
+};
 use ipnet::IpNet;
 
 use super::*;
