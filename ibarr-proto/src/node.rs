@@ -27,6 +27,7 @@ use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths, Sought};
 use crate::request::{self, Outcome, RequestId, UserRequest};
 use crate::resolver::{self, Cores, Resolver};
+use crate::responder::{self, Responder};
 use crate::sa;
 use crate::shares;
 use crate::trace::{self, Caller, Trace};
@@ -43,6 +44,7 @@ pub struct Node {
     resolver: Resolver,
     acm: Acm,
     health: Health,
+    responder: Responder,
     /// The client does not know the last change of interfaces and routes yet.
     has_network_changed: bool,
     /// Events of the resolver that are not for the ACM service.
@@ -57,6 +59,8 @@ pub struct Config {
     pub view: local_view::Config,
     /// The sources whose queries are answered.
     pub allow: Prefixes,
+    /// For the programs that answer peers.
+    pub responder: responder::Settings,
     pub client: client::Config,
     /// For the kernel's side.
     pub local_service: local_service::Config,
@@ -74,6 +78,8 @@ pub enum Input<'a> {
     Acm(acm::Input<'a>),
     /// What the driver knows of the daemon.
     Health(health::Input),
+    /// A report about maps and programs.
+    Responder(responder::Input),
     /// An input of another core.
     Resolver(resolver::Input<'a>),
 }
@@ -84,6 +90,12 @@ impl<'a> From<resolver::Input<'a>> for Input<'a> {
     }
 }
 
+impl From<responder::Input> for Input<'_> {
+    fn from(input: responder::Input) -> Self {
+        Self::Responder(input)
+    }
+}
+
 /// An action for the driver.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
@@ -91,6 +103,8 @@ pub enum Output {
     View(local_view::Request),
     /// Note a change of the local view.
     Changed(local_view::Event),
+    /// Change the maps or the programs that answer peers in the kernel.
+    Responder(responder::Output),
     /// Answer a client of ACM, or look up a route for it.
     Acm(acm::Output),
     /// Return an answer to a user, or open or close a socket.
@@ -113,11 +127,12 @@ pub struct Room {
 impl Node {
     /// The local view is empty, and no socket is open.
     pub fn new(config: Config, mut rng: ChaCha12Rng) -> Self {
-        let Config { view, allow, client, local_service, paths, acm } = config;
+        let Config { view, allow, responder, client, local_service, paths, acm } = config;
         let paths = Paths::new(paths, ChaCha12Rng::from_rng(&mut rng));
         Self {
             view: LocalView::new(view),
-            server: Server::new(allow),
+            server: Server::new(allow.clone()),
+            responder: Responder::new(responder, allow),
             cores: Cores {
                 client: Client::new(client, rng),
                 paths,
@@ -134,10 +149,11 @@ impl Node {
 
     /// Replaces the configuration.
     pub fn reconfigure(&mut self, now: Instant, config: Config) {
-        let Config { view, allow, client, local_service, paths, acm } = config;
+        let Config { view, allow, responder, client, local_service, paths, acm } = config;
         self.cores.paths.reconfigure(paths);
         self.view.reconfigure(view);
-        self.server.reconfigure(allow);
+        self.server.reconfigure(allow.clone());
+        self.responder.reconfigure(now, responder, allow);
         self.cores.client.reconfigure(now, client);
         self.cores.local_service.reconfigure(local_service);
         self.acm.reconfigure(acm);
@@ -167,6 +183,9 @@ impl Node {
             }
             Input::Acm(input) => self.acm.handle_input(now, input),
             Input::Health(input) => self.health.handle_input(now, input),
+            Input::Responder(input) => {
+                return self.responder.handle_input(now, &self.view, input);
+            }
             Input::Resolver(input) => {
                 let is_of_a_port = matches!(
                     input,
@@ -315,6 +334,7 @@ impl Node {
         self.resolver.handle_timeout(&mut self.cores, now, &self.view);
         self.acm.handle_timeout(now);
         self.serve_acm(now);
+        self.responder.handle_timeout(now, &self.view);
     }
 
     /// When to call [`Self::handle_timeout`] next.
@@ -324,6 +344,7 @@ impl Node {
             self.resolver.poll_timeout(&self.cores),
             self.acm.poll_timeout(),
             self.health.poll_timeout(),
+            self.responder.poll_timeout(),
         ];
         timeouts.into_iter().flatten().min()
     }
@@ -336,8 +357,15 @@ impl Node {
         if let Some(request) = self.view.poll_transmit() {
             return Some(Output::View(request));
         }
+        if let Some(output) = self.responder.poll_update() {
+            return Some(Output::Responder(output));
+        }
         if let Some(event) = self.view.poll_event() {
+            self.responder.handle_fact(&event);
             return Some(Output::Changed(event));
+        }
+        if let Some(output) = self.responder.poll_output() {
+            return Some(Output::Responder(output));
         }
         if let Some(event) = self.events.pop_front() {
             return Some(Output::Resolver(event));
@@ -438,6 +466,11 @@ impl Node {
     /// The ACM service.
     pub fn acm(&self) -> &Acm {
         &self.acm
+    }
+
+    /// The rules of maps and programs.
+    pub fn responder(&self) -> &Responder {
+        &self.responder
     }
 
     /// The kernel's side.

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use hashbrown::HashSet;
 use ibarr_common::map::{AllowPrefix, ResponderCfg};
+use ipnet::IpNet;
 
 use super::maps::{AllowKey, Held, MapUpdate};
 use crate::hash::Fixed;
@@ -17,13 +18,7 @@ use crate::ip2gid::Prefixes;
 /// (`RESTRICT`), it first grows to the union of both sets, then shrinks. While it is not in use,
 /// every source is allowed, which is one of the two sets.
 pub(super) fn change(held: &Held, wanted: &Prefixes) -> Vec<MapUpdate> {
-    let wanted: Vec<_> = wanted
-        .iter()
-        .map(|prefix| {
-            let (bits, prefix) = AllowPrefix::new(prefix.addr(), prefix.prefix_len());
-            AllowKey { bits, prefix }
-        })
-        .collect();
+    let wanted: Vec<_> = wanted.iter().map(key).collect();
     let there: HashSet<_, Fixed> = held.allow.iter().copied().collect();
     let kept: HashSet<_, Fixed> = wanted.iter().copied().collect();
     let add = wanted.iter().copied().filter(|key| !there.contains(key)).map(MapUpdate::Allow);
@@ -48,9 +43,13 @@ pub(super) fn change(held: &Held, wanted: &Prefixes) -> Vec<MapUpdate> {
     }
 }
 
+pub(super) fn key(prefix: IpNet) -> AllowKey {
+    let (bits, prefix) = AllowPrefix::new(prefix.addr(), prefix.prefix_len());
+    AllowKey { bits, prefix }
+}
+
 #[cfg(test)]
 mod tests {
-    use ipnet::IpNet;
     use std::net::IpAddr;
 
     use proptest::prelude::*;

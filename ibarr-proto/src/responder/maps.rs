@@ -10,27 +10,12 @@ use ibarr_common::map::{
 };
 use thiserror::Error;
 
-/// The maps that the programs read and the engine writes.
-pub trait Maps {
-    /// Changes one element of a map, atomically. Removing a missing element is no error.
-    ///
-    /// # Errors
-    /// If the kernel refuses the change.
-    fn update(&mut self, update: &MapUpdate) -> Result<(), Fault>;
-
-    /// Reads the keys of all maps.
-    ///
-    /// # Errors
-    /// If a map cannot be read.
-    fn held(&self) -> Result<Held, Fault>;
-}
-
 /// Why the kernel has refused a change of a map or program, with its causes.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error("{0}")]
 pub struct Fault(pub String);
 
-/// A change of one element of a map.
+/// An atomic change of one element of a map. Removing a missing element is no error.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum MapUpdate {
     /// An address of this node is new or has changed.

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The rules of the BPF responder: when programs may answer, what their maps hold, and on which
-//! interfaces they are attached. The driver carries out the changes.
+//! interfaces they are attached.
+//!
+//! **An event of the view is in the maps before its turn ends, or no program answers.** The node
+//! passes each event on and hands out its [`MapUpdate`] in the same drain; the driver reports the
+//! result before it takes the next output, and a failed write ends the lease as that next output.
 
 mod allow;
 mod elements;
@@ -21,7 +25,7 @@ use hashbrown::HashMap;
 use ibarr_common::map::ResponderCfg;
 use ibarr_common::{IfIndex, Instant};
 
-pub use self::maps::{AllowKey, Fault, Held, MapUpdate, Maps, RouteKey};
+pub use self::maps::{AllowKey, Fault, Held, MapUpdate, RouteKey};
 pub use self::settings::{Counter, Settings};
 pub use self::work::{Attacher, Done, Hook, Mode, Work};
 use self::work::{Outcome, Wanted, Wish};
@@ -37,18 +41,27 @@ use crate::retry::Repair;
 /// all maps are equal to the view, and is revoked as soon as a map cannot be written. It is counted
 /// from the last dump of this node's addresses, not from the end of the daemon.
 ///
-/// It writes the [`Maps`] that each call gets. It hands out changes of programs as [`Work`], one at a
-/// time; another thread executes each, and later changes go into the next.
-#[derive(Debug)]
+/// It hands out changes of programs as [`Work`], one at a time; another thread executes each, and later
+/// changes go into the next.
+#[derive(Debug, Default)]
 pub struct Responder {
     settings: Settings,
     allow: Prefixes,
     interfaces: BTreeMap<IfIndex, Slot>,
     /// The last wish handed out.
     wish: Wish,
-    /// All maps are equal to the view.
-    consistent: bool,
+    maps: Maps,
+    /// Updates that the driver has yet to take.
+    updates: VecDeque<MapUpdate>,
+    /// The update whose result is awaited.
+    writing: Writing,
+    /// The lease has to be revoked before anything else.
+    revokes: bool,
+    /// The lease has to be renewed when all updates are done: the time now, and that of the last dump.
+    renewal: Option<(Instant, Instant)>,
     need: Need,
+    /// The last work is being executed.
+    is_busy: bool,
     /// The dump of the view after which the attachments were last checked.
     looked_after: Option<Instant>,
     /// The lease cannot be revoked, so the programs have to be detached.
@@ -56,9 +69,40 @@ pub struct Responder {
     fault: Option<Fault>,
     /// `None` until the view knows this node.
     due: Option<Instant>,
-    lease_end: Instant,
+    /// What the map of settings holds, as far as this daemon has written it.
+    cfg: ResponderCfg,
     counters: Counters<Counter>,
     events: VecDeque<Event>,
+}
+
+/// What the driver reports.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// The maps can be written from now on.
+    Opened,
+    /// The maps cannot be written any more.
+    Closed,
+    /// The result of the last [`Output::Map`].
+    MapDone(Result<(), Fault>),
+    /// The answer to [`Output::Keys`].
+    Keys(Result<Held, Fault>),
+    /// The outcome of the last work.
+    Arranged(Done),
+    /// Another variant of the programs is wanted: look at the attachments soon.
+    Look,
+}
+
+/// An action for the driver.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// Write to a map, and report the result before the next output is taken.
+    Map(MapUpdate),
+    /// Read the keys of all maps, and report them before the next output is taken.
+    Keys,
+    /// Have programs attached and detached.
+    Program(Work),
+    /// Tell the administrator what has happened.
+    Event(Event),
 }
 
 /// What an administrator may want to know.
@@ -91,9 +135,33 @@ struct Slot {
     repair_at: Option<Instant>,
 }
 
+/// How far the maps are equal to the view.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum Maps {
+    #[default]
+    Closed,
+    Unequal,
+    /// Their keys are awaited.
+    Reading,
+    /// The updates that make them equal are on their way.
+    Filling,
+    Equal,
+}
+
+/// An update that the driver carries out.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum Writing {
+    #[default]
+    Element,
+    Cfg(ResponderCfg),
+    Lease(ResponderCfg),
+    Revocation,
+}
+
 /// The pending work on programs.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 enum Need {
+    #[default]
     Nothing,
     /// Check whether others have removed a program.
     Look,
@@ -127,27 +195,16 @@ const RETRY: Duration = Duration::from_secs(1);
 const TRUST: Duration = Duration::from_secs(15);
 
 impl Responder {
-    /// Trusts no map until all of them were compared with the view.
+    /// Waits until the maps are open, and trusts none until all of them were compared with the view.
     pub fn new(settings: Settings, allow: Prefixes) -> Self {
-        Self {
-            settings,
-            allow,
-            interfaces: BTreeMap::new(),
-            wish: Wish::default(),
-            consistent: false,
-            need: Need::Nothing,
-            looked_after: None,
-            gives_up: false,
-            fault: None,
-            due: None,
-            lease_end: Instant::BOOT,
-            counters: Counters::default(),
-            events: VecDeque::new(),
-        }
+        Self { settings, allow, ..Self::default() }
     }
 
-    /// Handles a change of the view. The maps are up to date when this returns.
-    pub fn handle_fact(&mut self, fact: &Fact, maps: &mut impl Maps) {
+    /// Handles a change of the view.
+    pub fn handle_fact(&mut self, fact: &Fact) {
+        if self.maps == Maps::Closed {
+            return;
+        }
         match fact {
             Fact::Served(served) => self.serve(served),
             Fact::NotServed(ifindex) => drop(self.interfaces.remove(ifindex)),
@@ -157,49 +214,94 @@ impl Responder {
             self.need = Need::All;
         }
         // Otherwise all maps will be filled from the view.
-        if (self.consistent || self.due.is_none())
-            && let Err(fault) = maps.update(&elements::update(fact))
-        {
-            self.fail(fault, maps);
+        if matches!(self.maps, Maps::Filling | Maps::Equal) || self.due.is_none() {
+            self.updates.push_back(elements::update(fact));
         }
     }
 
-    /// Call it when all events of the view were handled. Early calls do nothing.
-    pub fn handle_timeout(&mut self, now: Instant, view: &LocalView, maps: &mut impl Maps) {
+    /// Handles a report of the driver; all changes of `view` were [handled](Self::handle_fact).
+    pub fn handle_input(&mut self, now: Instant, view: &LocalView, input: Input) {
+        match input {
+            Input::Opened => {
+                self.close();
+                self.maps = Maps::Unequal;
+            }
+            Input::Closed => self.close(),
+            Input::MapDone(Ok(())) => self.is_written(now),
+            Input::MapDone(Err(fault)) => self.is_not_written(now, view, fault),
+            Input::Keys(Ok(held)) => {
+                self.maps = Maps::Filling;
+                self.fill(view, &held);
+            }
+            Input::Keys(Err(fault)) => self.fail(now, fault),
+            Input::Arranged(done) => self.handle_done(now, done),
+            Input::Look => self.need = self.need.max(Need::Look),
+        }
+    }
+
+    /// Early calls do nothing.
+    pub fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
         let Some(confirmed_at) = view.confirmed_at() else { return };
+        if self.maps == Maps::Closed {
+            return;
+        }
         self.repair(now);
         // Check every few seconds, and after link events: a link can be detached, and an interface
         // can be replaced under the same index before we hear of its removal.
         if self.looked_after.replace(confirmed_at) != Some(confirmed_at) {
             self.need = self.need.max(Need::Look);
         }
-        if self.due.is_some_and(|due| now < due) {
-            return;
+        if self.due.is_none_or(|due| due <= now) {
+            self.due = Some(now);
+            self.renewal = Some((now, confirmed_at));
         }
-        if !self.consistent {
-            match self.fill(view, maps) {
-                Ok(()) => {
-                    self.consistent = true;
-                    self.gives_up = false;
-                    self.fault = None;
-                }
-                Err(fault) => self.fail(fault, maps),
-            }
-        }
-        if !self.consistent || !self.renew(now, confirmed_at, maps) {
-            self.due = Some(now + RETRY);
-            return;
-        }
-        // An earlier failure may succeed now.
-        self.need = Need::All;
     }
 
-    /// The next change of programs, if there is one. Its [`Done`] must be
-    /// [reported](Self::handle_done) before the next call.
-    pub fn poll_work(&mut self) -> Option<Work> {
-        if !self.wants_work() {
+    /// The next update of the maps because of what was handled.
+    pub fn poll_update(&mut self) -> Option<Output> {
+        // Programs must not answer from maps that may be wrong.
+        if core::mem::take(&mut self.revokes) {
+            self.writing = Writing::Revocation;
+            return Some(Output::Map(MapUpdate::Cfg(ResponderCfg::default())));
+        }
+        let update = self.updates.pop_front()?;
+        self.writing = match update {
+            MapUpdate::Cfg(cfg) => Writing::Cfg(cfg),
+            _ => Writing::Element,
+        };
+        Some(Output::Map(update))
+    }
+
+    /// The next action, if all changes of the view were handled.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        if let Some(update) = self.poll_update() {
+            return Some(update);
+        }
+        if self.maps == Maps::Unequal && self.renewal.is_some() {
+            self.maps = Maps::Reading;
+            return Some(Output::Keys);
+        }
+        if let Some((now, confirmed_at)) = self.renewal.take() {
+            if self.maps == Maps::Filling {
+                self.maps = Maps::Equal;
+                self.gives_up = false;
+                self.fault = None;
+                self.updates = VecDeque::new();
+            }
+            if let Some(cfg) = self.lease(now, confirmed_at) {
+                self.writing = Writing::Lease(cfg);
+                return Some(Output::Map(MapUpdate::Cfg(cfg)));
+            }
+        }
+        let event = self.events.pop_front().map(Output::Event);
+        event.or_else(|| self.poll_work().map(Output::Program))
+    }
+
+    fn poll_work(&mut self) -> Option<Work> {
+        if self.is_busy || !self.wants_work() {
             return None;
         }
+        self.is_busy = true;
         let need = core::mem::replace(&mut self.need, Need::Nothing);
         if core::mem::take(&mut self.gives_up) {
             return Some(Work::default());
@@ -223,15 +325,15 @@ impl Responder {
         Some(work)
     }
 
-    /// Whether [`poll_work`](Self::poll_work) has work.
+    /// Whether programs have to be attached or detached.
     pub fn wants_work(&self) -> bool {
         // A program without a lease answers nothing, and may replace one that does.
-        let is_leased = self.consistent && self.lease_end > Instant::BOOT;
+        let is_leased = self.maps == Maps::Equal && self.cfg.lease_end > 0;
         self.gives_up || self.need > Need::Nothing && is_leased
     }
 
-    /// Takes the outcome of the last work.
-    pub fn handle_done(&mut self, now: Instant, done: Done) {
+    fn handle_done(&mut self, now: Instant, done: Done) {
+        self.is_busy = false;
         for (ifindex, wish, outcome) in done.interfaces {
             match self.interfaces.get_mut(&ifindex) {
                 Some(slot) if slot.wish == wish => {
@@ -248,34 +350,17 @@ impl Responder {
         }
     }
 
-    /// Looks at the attachments soon: another variant of the programs is wanted.
-    pub fn look(&mut self) {
-        self.need = self.need.max(Need::Look);
-    }
-
     /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.interfaces.values().filter_map(|slot| slot.repair_at).chain(self.due).min()
     }
 
-    /// The next event. Take all of them after each call.
-    pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
-    }
-
     /// Takes new settings of the administrator.
-    pub fn reconfigure(
-        &mut self,
-        now: Instant,
-        settings: Settings,
-        allow: Prefixes,
-        maps: &mut impl Maps,
-    ) {
-        self.allow = allow;
-        if self.consistent
-            && let Err(fault) = self.change_allow(maps)
-        {
-            self.fail(fault, maps);
+    pub fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
+        let old = core::mem::replace(&mut self.allow, allow);
+        if self.maps == Maps::Equal {
+            let allow = old.iter().map(allow::key).collect();
+            self.change_allow(&Held { allow, cfg: self.cfg, ..Held::default() });
         }
         if (settings.mode, &settings.on) != (self.settings.mode, &self.settings.on) {
             self.want_all_anew();
@@ -298,7 +383,7 @@ impl Responder {
 
     /// When the programs stop answering, unless the lease is renewed.
     pub fn lease_end(&self) -> Instant {
-        self.lease_end
+        Instant::from_nanos(self.cfg.lease_end)
     }
 
     /// Counters since the start.
@@ -307,88 +392,100 @@ impl Responder {
     }
 
     /// Makes the maps equal to the view; stale elements are removed first.
-    fn fill(&mut self, view: &LocalView, maps: &mut impl Maps) -> Result<(), Fault> {
+    fn fill(&mut self, view: &LocalView, held: &Held) {
         for served in view.served() {
             self.serve(served);
         }
-        let held = maps.held()?;
-        let entries = view.owned().map(|owned| elements::entry(&owned));
-        let entries: HashMap<_, _, Fixed> = entries.map(|entry| (entry.key, entry)).collect();
-        for key in held.addresses.iter().filter(|key| !entries.contains_key(*key)) {
-            maps.update(&MapUpdate::NoAddress(*key))?;
-        }
-        for ifindex in held.interfaces.iter().filter(|index| !self.interfaces.contains_key(index)) {
-            maps.update(&MapUpdate::NoInterface(*ifindex))?;
-        }
-        for entry in entries.into_values() {
-            maps.update(&MapUpdate::Address(entry))?;
-        }
-        for update in routes::change(&held, view.routes_back()) {
-            maps.update(&update)?;
-        }
-        let neighbours = view.neighbours().map(|there| elements::next_hop(&there));
-        let neighbours: HashMap<_, _, Fixed> = neighbours.collect();
-        for key in held.neighbours.iter().filter(|key| !neighbours.contains_key(*key)) {
-            maps.update(&MapUpdate::NoNeighbour(*key))?;
-        }
-        for (key, neighbour) in neighbours {
-            maps.update(&MapUpdate::Neighbour(key, neighbour))?;
-        }
-        for slot in self.interfaces.values() {
-            maps.update(&elements::update(&Fact::Served(slot.served)))?;
-        }
-        self.change_allow(maps)
+        let owned = view.owned().map(|owned| elements::entry(&owned));
+        let owned: HashMap<_, _, Fixed> = owned.map(|entry| (entry.key, entry)).collect();
+        let next_hops = view.neighbours().map(|there| elements::next_hop(&there));
+        let next_hops: HashMap<_, _, Fixed> = next_hops.collect();
+        let served =
+            self.interfaces.values().map(|slot| elements::update(&Fact::Served(slot.served)));
+
+        let stale = held.addresses.iter().filter(|key| !owned.contains_key(*key));
+        self.updates.extend(stale.map(|key| MapUpdate::NoAddress(*key)));
+        let stale = held.interfaces.iter().filter(|index| !self.interfaces.contains_key(index));
+        self.updates.extend(stale.map(|ifindex| MapUpdate::NoInterface(*ifindex)));
+        self.updates.extend(owned.into_values().map(MapUpdate::Address));
+        self.updates.extend(routes::change(held, view.routes_back()));
+        let stale = held.neighbours.iter().filter(|key| !next_hops.contains_key(*key));
+        self.updates.extend(stale.map(|key| MapUpdate::NoNeighbour(*key)));
+        self.updates.extend(next_hops.into_iter().map(|(key, at)| MapUpdate::Neighbour(key, at)));
+        self.updates.extend(served);
+        self.change_allow(held);
     }
 
-    fn change_allow(&self, maps: &mut impl Maps) -> Result<(), Fault> {
-        let held = maps.held()?;
-        allow::change(&held, &self.allow).iter().try_for_each(|update| maps.update(update))
+    fn change_allow(&mut self, held: &Held) {
+        self.updates.extend(allow::change(held, &self.allow));
     }
 
-    /// `false` if the lease stays as it is.
-    fn renew(&mut self, now: Instant, confirmed_at: Instant, maps: &mut impl Maps) -> bool {
+    /// `None` if the lease stays as it is.
+    fn lease(&mut self, now: Instant, confirmed_at: Instant) -> Option<ResponderCfg> {
         let lease = self.settings.lease;
         let end = (now + lease).min(confirmed_at + lease.max(TRUST));
         if end <= now {
             self.counters.count(Counter::LeaseWithheld);
             self.events.push_back(Event::Withheld);
-            return false;
+            self.due = Some(now + RETRY);
+            return None;
         }
         let restrict = self.allow.iter().next().is_some();
-        let cfg = ResponderCfg {
+        Some(ResponderCfg {
             lease_end: end.as_nanos(),
             switches: if restrict { ResponderCfg::RESTRICT } else { 0 },
             udp_port: self.settings.udp_port.get(),
             reserved: 0,
-        };
-        if let Err(fault) = maps.update(&MapUpdate::Cfg(cfg)) {
-            self.fail(fault, maps);
-            return false;
+        })
+    }
+
+    fn is_written(&mut self, now: Instant) {
+        match self.writing {
+            Writing::Element | Writing::Revocation => {}
+            Writing::Cfg(cfg) => self.cfg = cfg,
+            Writing::Lease(cfg) => {
+                self.cfg = cfg;
+                self.counters.count(Counter::LeaseRenewals);
+                self.due = Some(now + self.settings.lease / 3);
+                // An earlier failure may succeed now.
+                self.need = Need::All;
+            }
         }
-        self.counters.count(Counter::LeaseRenewals);
-        self.lease_end = end;
-        self.due = Some(now + lease / 3);
-        true
+    }
+
+    fn is_not_written(&mut self, now: Instant, view: &LocalView, fault: Fault) {
+        if self.writing == Writing::Revocation {
+            // The programs cannot be told to stop, so they must be detached.
+            self.events.push_back(Event::Detaches(fault));
+            self.gives_up = true;
+            self.want_all_anew();
+            return;
+        }
+        let is_of_an_event = self.maps == Maps::Equal && !matches!(self.writing, Writing::Lease(_));
+        self.fail(now, fault);
+        // All maps are filled from the view in this turn.
+        self.renewal = view.confirmed_at().filter(|_| is_of_an_event).map(|at| (now, at));
     }
 
     /// Revokes the lease: the maps may be wrong.
-    fn fail(&mut self, fault: Fault, maps: &mut impl Maps) {
+    fn fail(&mut self, now: Instant, fault: Fault) {
         self.counters.count(Counter::Faults);
         if self.fault.as_ref() != Some(&fault) {
             self.events.push_back(Event::Revoked(fault.clone()));
         }
         self.fault = Some(fault);
-        self.consistent = false;
-        // At the end of this turn, if the view is known.
-        self.due = self.due.map(|_| Instant::BOOT);
-        self.lease_end = Instant::BOOT;
-        let Err(fault) = maps.update(&MapUpdate::Cfg(ResponderCfg::default())) else {
-            return;
-        };
-        // The programs cannot be told to stop, so they must be detached.
-        self.events.push_back(Event::Detaches(fault));
-        self.gives_up = true;
-        self.want_all_anew();
+        self.maps = Maps::Unequal;
+        self.updates.clear();
+        self.revokes = true;
+        self.renewal = None;
+        self.cfg = ResponderCfg::default();
+        self.due = self.due.map(|_| now + RETRY);
+    }
+
+    /// Begins anew, with the counters.
+    fn close(&mut self) {
+        let Self { settings, allow, wish, counters, events, .. } = core::mem::take(self);
+        *self = Self { settings, allow, wish, counters, events, ..Self::default() };
     }
 
     fn serve(&mut self, served: &Served) {

@@ -11,6 +11,8 @@ use ibarr_common::map::{
     GidEntry, GidKey, Interface, Neighbour, NeighbourKey, Origin, Route, address,
 };
 use ipnet::IpNet;
+use rand_chacha::ChaCha12Rng;
+use rand_core::SeedableRng as _;
 
 use super::*;
 use crate::local_view::neighbours::{self as raw, Entry};
@@ -19,6 +21,7 @@ use crate::local_view::{
     AltNames, Bonding, Config, Dad, HwAddr, Input, InterfaceAddress, InterfaceFilter,
     InterfaceName, Link, LinkType, StaticGid, StaticGids,
 };
+use crate::node::{self, Node, Room};
 
 const T0: Instant = Instant::from_nanos(1_000_000_000_000);
 const LEASE: Duration = Duration::from_mins(1);
@@ -79,7 +82,7 @@ fn lease_is_renewed_after_a_third() {
     let mut story = Story::running();
     story.turn(T0 + Duration::from_secs(19));
     assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
-    assert_eq!(story.responder.poll_timeout(), Some(T0 + LEASE / 3));
+    assert_eq!(story.responder().poll_timeout(), Some(T0 + LEASE / 3));
     let now = T0 + LEASE / 3;
     story.dump_at(now).turn(now);
     assert_eq!(story.kernel().cfg.lease_end, (now + LEASE).as_nanos());
@@ -95,7 +98,7 @@ fn lease_is_counted_from_the_last_dump() {
     }
     story.turn(T0 + Duration::from_secs(70));
     assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
-    assert_eq!(story.responder.counters().get(Counter::LeaseWithheld), 1);
+    assert_eq!(story.responder().counters().get(Counter::LeaseWithheld), 1);
     let now = T0 + Duration::from_secs(71);
     story.dump_at(now).turn(now);
     assert_eq!(story.kernel().cfg.lease_end, (now + LEASE).as_nanos());
@@ -119,7 +122,7 @@ fn failed_map_write_ends_the_lease_until_all_maps_are_correct() {
     // The element is still in the map, so nothing may be answered.
     assert_eq!(story.answers().len(), 1);
     assert_eq!(story.kernel().cfg.lease_end, 0);
-    assert!(story.responder.fault().is_some());
+    assert!(story.responder().fault().is_some());
     // Events that happen meanwhile are not lost.
     story.address(1, "10.1.0.5").turn(T0);
     story.turn(T0 + RETRY);
@@ -129,8 +132,8 @@ fn failed_map_write_ends_the_lease_until_all_maps_are_correct() {
     story.turn(now);
     assert_eq!(story.answers(), [("10.1.0.5".to_owned(), Some("fe80::1".to_owned()))]);
     assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
-    assert_eq!(story.responder.fault(), None);
-    assert_eq!(story.responder.counters().get(Counter::Faults), 3);
+    assert_eq!(story.responder().fault(), None);
+    assert_eq!(story.responder().counters().get(Counter::Faults), 3);
 }
 
 #[test]
@@ -150,7 +153,7 @@ fn kernel_without_tcx_gets_a_filter() {
     story.kernel().refuse = BTreeSet::from([Hook::Tcx]);
     story.link(1).address(1, "10.1.0.1").dump().turn(T0);
     assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Clsact)]));
-    assert_eq!(story.responder.state(index(1)), Some(&State::Attached(Hook::Clsact)));
+    assert_eq!(story.responder().state(index(1)), Some(&State::Attached(Hook::Clsact)));
 }
 
 #[test]
@@ -158,16 +161,16 @@ fn failed_attachment_gives_its_reason_and_is_retried() {
     let mut story = Story::new(Settings::default());
     story.kernel().refuse = Hook::ALL.into();
     story.link(1).address(1, "10.1.0.1").dump().turn(T0);
-    let Some(State::Failed(reason)) = story.responder.state(index(1)) else { panic!() };
+    let Some(State::Failed(reason)) = story.responder().state(index(1)) else { panic!() };
     assert!(reason.contains("tcx") && reason.contains("clsact"), "{reason}");
     let now = T0 + LEASE / 3;
     story.dump_at(now).turn(now);
     // Counted once for the interface, not for each attempt.
-    assert_eq!(story.responder.counters().get(Counter::NotAttached), 1);
+    assert_eq!(story.responder().counters().get(Counter::NotAttached), 1);
     story.kernel().refuse.clear();
     let now = now + LEASE / 3;
     story.dump_at(now).turn(now);
-    assert_eq!(story.responder.state(index(1)), Some(&State::Attached(Hook::Tcx)));
+    assert_eq!(story.responder().state(index(1)), Some(&State::Attached(Hook::Tcx)));
 }
 
 #[test]
@@ -229,7 +232,7 @@ fn program_removed_by_others_is_attached_again() {
     let now = T0 + LEASE / 3;
     story.dump_at(now).turn(now);
     assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Tcx)]));
-    assert_eq!(story.responder.counters().get(Counter::Lost), 1);
+    assert_eq!(story.responder().counters().get(Counter::Lost), 1);
 }
 
 #[test]
@@ -241,7 +244,7 @@ fn lost_program_is_attached_after_the_next_dump() {
     assert_eq!(story.kernel().attached, BTreeSet::new());
     story.dump_at(now).turn(now);
     assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Tcx)]));
-    assert_eq!(story.responder.counters().get(Counter::Lost), 1);
+    assert_eq!(story.responder().counters().get(Counter::Lost), 1);
     // The attachment is checked once for each dump, and not replaced.
     story.kernel().log.clear();
     let now = now + Duration::from_secs(5);
@@ -262,7 +265,9 @@ fn program_that_others_remove_again_and_again_is_attached_after_growing_pauses()
         if std::mem::take(&mut story.kernel().log).iter().any(|log| log == "attach 1 tcx") {
             at.push(second);
         } else {
-            let State::Failed(reason) = story.responder.state(index(1)).unwrap() else { panic!() };
+            let State::Failed(reason) = story.responder().state(index(1)).unwrap() else {
+                panic!()
+            };
             assert!(reason.contains("another program removes ours again and again"), "{reason}");
         }
     }
@@ -276,10 +281,10 @@ fn other_variant_takes_the_place_of_an_attached_program_at_once() {
     story.kernel().wants_variant = true;
     story.turn(T0);
     assert_eq!(story.kernel().log, [""; 0]);
-    story.responder.look();
+    story.node.handle_input(T0, super::Input::Look);
     story.turn(T0);
     assert_eq!(story.kernel().log, ["renew 1 tcx", "settle"]);
-    assert_eq!(story.responder.counters().get(Counter::Lost), 0);
+    assert_eq!(story.responder().counters().get(Counter::Lost), 0);
 }
 
 #[test]
@@ -304,8 +309,8 @@ fn one_interface_can_have_another_kind_of_program() {
     story.link(1).address(1, "10.1.0.1").link(2).address(2, "10.1.0.2").dump().turn(T0);
     assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Clsact)]));
     let user = State::Failed("responder = \"user\"".to_owned());
-    assert_eq!(story.responder.state(index(2)), Some(&user));
-    assert_eq!(story.responder.counters().get(Counter::NotAttached), 0);
+    assert_eq!(story.responder().state(index(2)), Some(&user));
+    assert_eq!(story.responder().counters().get(Counter::NotAttached), 0);
     // The pattern matches the name.
     let renamed = Link { name: InterfaceName::new(b"eth2").unwrap(), ..link(1) };
     story.say(Input::Link(renamed)).turn(T0);
@@ -339,7 +344,7 @@ fn wish_that_changed_meanwhile_is_carried_out_again() {
     };
     let is_configured = |story: &mut Story| {
         let settings = Settings { mode: Mode::Clsact, ..Settings::default() };
-        story.responder.reconfigure(renewed, settings, Prefixes::EVERYONE, &mut story.kernel);
+        story.reconfigure_at(renewed, settings, Prefixes::EVERYONE);
     };
     let gives_up = |story: &mut Story| {
         story.kernel().fail_all = true;
@@ -354,7 +359,7 @@ fn wish_that_changed_meanwhile_is_carried_out_again() {
         change(&mut story);
         story.turn_while_busy(T0);
         story.work(T0, work);
-        assert_ne!(story.responder.state(index(1)), Some(&State::Attached(Hook::Tcx)));
+        assert_ne!(story.responder().state(index(1)), Some(&State::Attached(Hook::Tcx)));
         story.kernel().log.clear();
         story.dump_at(renewed).turn(renewed);
         let attached =
@@ -445,7 +450,7 @@ fn next_hops_are_written_only_where_the_program_needs_them() {
     assert_eq!(neighbours(&mut story), ["10.1.0.8 dev 1 at 7", "10.1.0.9 dev 1 at 7"]);
     assert_eq!(story.kernel().cfg.lease_end, 0);
     // The view asks for neighbours now.
-    story.view.handle_timeout(T0);
+    story.node.handle_timeout(T0);
     story.say(Input::NeighboursStarted).say(Input::ListedNeighbour(neighbour(8, 8)));
     story.say(Input::NeighboursDone).turn(T0);
     assert_eq!(neighbours(&mut story), ["10.1.0.8 dev 1 at 8"]);
@@ -503,7 +508,7 @@ impl Fake {
     }
 }
 
-impl Maps for Fake {
+impl Fake {
     fn update(&mut self, update: &MapUpdate) -> Result<(), Fault> {
         let told = match update {
             MapUpdate::Address(entry) => match gid(entry) {
@@ -559,15 +564,15 @@ impl Maps for Fake {
         Ok(())
     }
 
-    fn held(&self) -> Result<Held, Fault> {
-        Ok(Held {
+    fn held(&self) -> Held {
+        Held {
             addresses: self.addresses.values().map(|entry| entry.key).collect(),
             interfaces: self.interfaces.iter().copied().collect(),
             allow: self.allow.clone(),
             routes: self.routes.clone(),
             neighbours: self.neighbours.values().map(|(key, _)| *key).collect(),
             cfg: self.cfg,
-        })
+        }
     }
 }
 
@@ -612,12 +617,13 @@ fn refusal() -> Fault {
     Fault("no memory".to_owned())
 }
 
-/// A view, a responder and a kernel.
+/// A node and a kernel.
 struct Story {
-    view: LocalView,
-    config: Config,
-    responder: Responder,
+    node: Node,
+    config: node::Config,
     kernel: Fake,
+    /// Work for the thread.
+    work: Option<Work>,
     links: BTreeSet<u32>,
     addresses: Vec<InterfaceAddress>,
     /// Routes of the next dump.
@@ -634,7 +640,7 @@ impl Story {
     }
 
     fn made(settings: Settings, interfaces: &[&str]) -> Self {
-        let config = Config {
+        let view = Config {
             interfaces: InterfaceFilter::new(interfaces.iter().copied()).unwrap(),
             neighbours: settings.wants_neighbours(),
             static_gids: StaticGids::new(["10.1.0.1", "10.1.0.2", "10.1.0.5"].map(|ip| {
@@ -643,12 +649,13 @@ impl Story {
             .unwrap(),
             ..Config::default()
         };
-        let view = LocalView::new(config.clone());
-        let responder = Responder::new(settings, Prefixes::EVERYONE);
+        let config = node::Config { view, responder: settings, ..node::Config::default() };
+        let mut node = Node::new(config.clone(), ChaCha12Rng::seed_from_u64(1));
+        node.handle_input(T0, super::Input::Opened);
         let kernel = Fake::default();
         let (links, addresses) = (BTreeSet::new(), Vec::new());
         let routes = vec![route("0.0.0.0/0", 1)];
-        Self { view, config, responder, kernel, links, addresses, routes }
+        Self { node, config, kernel, work: None, links, addresses, routes }
     }
 
     /// A story with eth1 and its address 10.1.0.1, and the first lease.
@@ -659,8 +666,16 @@ impl Story {
         story
     }
 
+    fn responder(&self) -> &Responder {
+        self.node.responder()
+    }
+
     fn say(&mut self, input: Input) -> &mut Self {
-        self.view.handle_input(T0, input);
+        self.say_at(T0, input)
+    }
+
+    fn say_at(&mut self, now: Instant, input: Input) -> &mut Self {
+        self.node.handle_input(now, node::Input::View(input));
         self
     }
 
@@ -695,30 +710,27 @@ impl Story {
     }
 
     fn dump_of_at(&mut self, links: &[Link], now: Instant) -> &mut Self {
-        self.view.handle_input(now, Input::DumpStarted);
+        self.say_at(now, Input::DumpStarted);
         for &link in links {
-            self.view.handle_input(now, Input::ListedLink(link));
+            self.say_at(now, Input::ListedLink(link));
         }
-        for &entry in &self.addresses {
-            self.view.handle_input(now, Input::ListedAddress(entry));
+        for entry in self.addresses.clone() {
+            self.say_at(now, Input::ListedAddress(entry));
         }
-        self.view.handle_input(now, Input::DumpDone);
-        self.routes_at(now)
+        self.say_at(now, Input::DumpDone).routes_at(now)
     }
 
     fn routes_at(&mut self, now: Instant) -> &mut Self {
-        self.view.handle_input(now, Input::RoutesStarted);
-        for &route in &self.routes {
-            self.view.handle_input(now, Input::ListedRoute(route));
+        self.say_at(now, Input::RoutesStarted);
+        for route in self.routes.clone() {
+            self.say_at(now, Input::ListedRoute(route));
         }
-        self.view.handle_input(now, Input::RoutesDone);
-        self
+        self.say_at(now, Input::RoutesDone)
     }
 
-    /// One turn of the engine, then the thread's work.
+    /// Turns of the engine, with the thread's work.
     fn turn(&mut self, now: Instant) {
-        self.turn_while_busy(now);
-        while let Some(work) = self.responder.poll_work() {
+        while let Some(work) = self.turn_alone(now) {
             self.work(now, work);
         }
     }
@@ -726,27 +738,48 @@ impl Story {
     /// One turn of the engine; returns the thread's work.
     fn turn_alone(&mut self, now: Instant) -> Option<Work> {
         self.turn_while_busy(now);
-        self.responder.poll_work()
+        self.work.take()
     }
 
     /// One turn of the engine while the thread is busy.
     fn turn_while_busy(&mut self, now: Instant) {
-        while let Some(event) = self.view.poll_event() {
-            self.responder.handle_fact(&event, &mut self.kernel);
+        self.node.handle_timeout(now);
+        self.drain(now);
+    }
+
+    fn drain(&mut self, now: Instant) {
+        while let Some(output) = self.node.poll(Room { local_service: true }) {
+            match output {
+                node::Output::Responder(Output::Map(update)) => {
+                    let done = self.kernel.update(&update);
+                    self.node.handle_input(now, super::Input::MapDone(done));
+                }
+                node::Output::Responder(Output::Keys) => {
+                    let held = Ok(self.kernel.held());
+                    self.node.handle_input(now, super::Input::Keys(held));
+                }
+                node::Output::Responder(Output::Program(work)) => {
+                    assert_eq!(self.work.replace(work), None, "one at a time");
+                }
+                _ => {}
+            }
         }
-        self.responder.handle_timeout(now, &self.view, &mut self.kernel);
     }
 
     fn work(&mut self, now: Instant, work: Work) {
         let done = work.run(self.kernel());
-        self.responder.handle_done(now, done);
+        self.node.handle_input(now, super::Input::Arranged(done));
     }
 
     fn reconfigure(&mut self, settings: Settings, allow: Prefixes) {
-        let neighbours = settings.wants_neighbours();
-        self.view.reconfigure(Config { neighbours, ..self.config.clone() });
-        self.responder.reconfigure(T0, settings, allow, &mut self.kernel);
+        self.reconfigure_at(T0, settings, allow);
         self.turn(T0);
+    }
+
+    fn reconfigure_at(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
+        let view = Config { neighbours: settings.wants_neighbours(), ..self.config.view.clone() };
+        let config = node::Config { view, responder: settings, allow, ..self.config.clone() };
+        self.node.reconfigure(now, config);
     }
 
     fn kernel(&mut self) -> &mut Fake {

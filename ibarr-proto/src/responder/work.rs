@@ -94,13 +94,13 @@ ibarr_common::words! {
 }
 
 /// The interfaces that need a program. All other attachments of ours are removed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Work {
     pub(super) wanted: Vec<Wanted>,
 }
 
 /// An interface that needs a program.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Wanted {
     pub(super) served: Served,
     /// Returned with the outcome, which applies to this wish and no later one.

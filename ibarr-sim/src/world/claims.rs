@@ -261,13 +261,12 @@ impl World {
         let machine = &self.machines[id];
         let runs = machine.daemon.as_ref().is_some_and(|daemon| {
             // Until it has written all maps, the programs answer from those of an earlier daemon.
-            let has_maps =
-                daemon.responder.as_ref().is_some_and(|it| it.lease_end() > Instant::BOOT);
+            let has_maps = daemon.core.node().responder().lease_end() > Instant::BOOT;
             daemon.core.node().view().is_synced()
                 && (machine.programs.is_none() || has_maps)
                 && !machine.troubles.has(self.now, Trouble::Stalled)
         });
-        let lease = self.weather.responder.lease;
+        let lease = self.weather.config.responder.lease;
         let extra = if runs { Duration::ZERO } else { lease };
         if !self.is_own(id, about, gid, self.now, extra) {
             let other = self.truth.owner(asker);
@@ -374,7 +373,7 @@ impl World {
 
     /// Whether a machine could say since then that the address has this GID.
     fn had(&self, address: IpAddr, gid: Gid, since: Instant) -> bool {
-        let lease = self.weather.responder.lease;
+        let lease = self.weather.config.responder.lease;
         let mut owners = self.truth.owners(address, START);
         owners.any(|owner| self.is_own(owner, address, gid, since, lease))
     }

@@ -17,10 +17,9 @@ use ibarr_proto::local_service::{self, Nudge, Nudged, Sender, Transmit};
 use ibarr_proto::local_view::{self, Subject};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::request::{Outcome, UserRequest};
-use ibarr_proto::responder::Responder;
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
-use ibarr_proto::{paths, resolver, sa};
+use ibarr_proto::{paths, resolver, responder, sa};
 
 use super::addresses::Packet;
 use super::kernel_socket::{Message, ToDaemon};
@@ -107,7 +106,7 @@ impl World {
             self.take_turn(id, &mut daemon);
         }
         if is_due {
-            let at = daemon.poll_timeout().map(|at| at.max(self.now));
+            let at = daemon.core.poll_timeout().map(|at| at.max(self.now));
             daemon.schedule.set_timer(at.map(|at| at + self.machines[id].pace.turn()));
         }
         let timer = daemon.schedule.arm();
@@ -176,18 +175,16 @@ impl World {
                 resolver::Input::LocalService(local_service::Input::Nudged(*nudged))
             }
             Inbox::MapsOpened => {
-                let allow = self.weather.config.allow.clone();
-                daemon.responder = Some(Responder::new(self.weather.responder.clone(), allow));
+                daemon.has_maps = true;
+                daemon.core.handle_input(now, responder::Input::Opened);
                 for (question, answer) in std::mem::take(&mut self.machines[id].learned) {
                     daemon.core.restore(now, question, answer);
                 }
                 return;
             }
             Inbox::Arranged(done) => {
-                if let Some(responder) = &mut daemon.responder {
-                    responder.handle_done(now, done.clone());
-                }
-                return;
+                let done = responder::Input::Arranged(done.clone());
+                return daemon.core.handle_input(now, done);
             }
             Inbox::Stop => resolver::Input::LocalService(local_service::Input::Stop),
             Inbox::Ask(question) => {
@@ -273,11 +270,20 @@ impl World {
                 daemon.core.handle_input(now, Input::View(started));
                 self.at(at, what);
             }
-            Output::Changed(fact) => {
-                let programs = self.machines[id].programs.as_mut();
-                if let (Some(responder), Some(programs)) = (&mut daemon.responder, programs) {
-                    responder.handle_fact(&fact, programs.at(now));
-                }
+            Output::Changed(_) | Output::Responder(responder::Output::Event(_)) => {}
+            Output::Responder(responder::Output::Map(update)) => {
+                let Some(programs) = &mut self.machines[id].programs else { return };
+                let done = responder::Input::MapDone(programs.at(now).update(&update));
+                daemon.core.handle_input(now, done);
+            }
+            Output::Responder(responder::Output::Keys) => {
+                let Some(programs) = &self.machines[id].programs else { return };
+                daemon.core.handle_input(now, responder::Input::Keys(Ok(programs.held())));
+            }
+            Output::Responder(responder::Output::Program(work)) => {
+                daemon.work = Some(work);
+                let at = self.now + self.dice.within(us(100)..ms(5));
+                self.at(at, What::Arranged(id, life));
             }
             Output::Acm(output) => self.serve_application(id, daemon, output),
             Output::Resolver(resolver::Event::Answered { id: request, outcome }) => {
@@ -390,20 +396,16 @@ impl World {
         }
     }
 
-    /// The end of a turn for the responder.
-    fn respond(&mut self, id: Id, daemon: &mut Daemon) {
-        let Some(responder) = &mut daemon.responder else { return };
-        let machine = &mut self.machines[id];
-        let Some(programs) = &mut machine.programs else { return };
-        responder.handle_timeout(self.now, daemon.core.node().view(), programs.at(self.now));
-        while responder.poll_event().is_some() {}
-        if daemon.work.is_none()
-            && let Some(work) = responder.poll_work()
+    /// At the end of a turn, programs that answer know all that the view says.
+    fn check_maps(&mut self, id: Id, daemon: &Daemon) {
+        let node = daemon.core.node();
+        let is_leased = daemon.has_maps && node.responder().lease_end() > self.now;
+        if let Some(programs) = &self.machines[id].programs
+            && is_leased
+            && !programs.has(node.view())
         {
-            daemon.work = Some(work);
-            let life = machine.life;
-            let at = self.now + self.dice.within(us(100)..ms(5));
-            self.at(at, What::Arranged(id, life));
+            let text = "a turn ends, and a program may answer from an old map".to_owned();
+            self.claims.breaks(self.now, [Some(id), None], text);
         }
     }
 
@@ -655,7 +657,7 @@ impl Io<Cue> for Turn<'_> {
             let life = world.machines[*id].life;
             world.at(now, What::Ends(*id, life));
         }
-        world.respond(*id, daemon);
+        world.check_maps(*id, daemon);
         world.assess(*id, daemon);
         world.check_bounds(*id, daemon);
     }
@@ -669,11 +671,6 @@ const PORT_ID: PortId = PortId(180);
 impl Daemon {
     fn counted(&self, counter: client::Counter) -> u64 {
         self.core.node().client().counters().get(counter)
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        let responder = self.responder.as_ref().and_then(Responder::poll_timeout);
-        self.core.poll_timeout().into_iter().chain(responder).min()
     }
 
     fn hear_mad(&mut self, now: Instant, from: Lid, request: &Request, answer: &Answer) {

@@ -59,10 +59,11 @@ impl Daemon {
     fn facts(&self, machine: &Machine, lease: Duration) -> Vec<Input> {
         let nudges_fail = self.monitor.nudges_fail.clone();
         let mut facts = vec![Input::Kernel(Kernel { nudges_fail, ..Kernel::default() })];
-        let (programs, served) = match (&machine.programs, &self.responder) {
+        let (programs, served) = match (&machine.programs, self.has_maps) {
             (None, _) => (Programs::Unwanted, Vec::new()),
-            (Some(_), None) => (Programs::Absent("not loaded yet".to_owned()), Vec::new()),
-            (Some(_), Some(responder)) => {
+            (Some(_), false) => (Programs::Absent("not loaded yet".to_owned()), Vec::new()),
+            (Some(_), true) => {
+                let responder = self.core.node().responder();
                 let count = responder.counters().get(responder::Counter::Faults);
                 facts.push(Input::Counted(Cause::MapFaults, count));
                 let state = |ifindex| responder.state(ifindex).cloned();
@@ -115,7 +116,7 @@ impl World {
         }
         let wrong = self.wrong(id, daemon);
         daemon.monitor.observe(now, &wrong);
-        for input in daemon.facts(&self.machines[id], self.weather.responder.lease) {
+        for input in daemon.facts(&self.machines[id], self.weather.config.responder.lease) {
             daemon.core.handle_input(now, node::Input::Health(input));
         }
         for event in daemon.core.assess(now) {
@@ -202,9 +203,9 @@ impl World {
         add(Cause::ViewUnknown, machine.troubles.has(now, Trouble::RtnetlinkLoses));
         add(Cause::NudgesFail, daemon.monitor.nudges_fail.is_some());
         if let Some(programs) = &machine.programs {
-            let lease = self.weather.responder.lease;
+            let lease = self.weather.config.responder.lease;
             let left = programs.lease_end().since(now);
-            let is_loaded = daemon.responder.is_some();
+            let is_loaded = daemon.has_maps;
             let is_served = is_loaded && daemon.core.node().view().served().next().is_some();
             let is_on = programs.is_on(IPOIB);
             let fails = programs.fails(now);

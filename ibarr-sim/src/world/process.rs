@@ -13,7 +13,7 @@ use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::Nudged;
 use ibarr_proto::local_view;
 use ibarr_proto::paths::PortFacts;
-use ibarr_proto::responder::{Done, Responder, Work};
+use ibarr_proto::responder::{Done, Work};
 
 use super::addresses::Packet;
 use super::kernel_claims::KernelClaims;
@@ -31,8 +31,8 @@ pub(super) struct Daemon {
     pub(super) sockets: Sockets,
     /// A message for which the socket to the kernel had no room.
     pub(super) unsent: Option<Emitted>,
-    /// Set while the maps of the programs can be written.
-    pub(super) responder: Option<Responder>,
+    /// The maps of the programs can be written.
+    pub(super) has_maps: bool,
     /// The work of the thread that attaches programs.
     pub(super) work: Option<Work>,
     pub(super) asked: Asked,
@@ -82,7 +82,7 @@ impl Daemon {
             schedule: Schedule::default(),
             sockets: Sockets::default(),
             unsent: None,
-            responder: None,
+            has_maps: false,
             work: None,
             asked: Asked::default(),
             crowd: Crowd::default(),

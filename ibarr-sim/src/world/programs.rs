@@ -14,8 +14,8 @@ use ibarr_common::map::{
 use ibarr_common::{IfIndex, Instant};
 use ibarr_ebpf::decide::{self, Ingress, Node};
 use ibarr_ebpf::packet::{Ipv4Query, Ipv6Query, QueryPacket};
-use ibarr_proto::local_view::Served;
-use ibarr_proto::responder::{AllowKey, Attacher, Fault, Held, Hook, MapUpdate, Maps, RouteKey};
+use ibarr_proto::local_view::{LocalView, Owned, Served};
+use ibarr_proto::responder::{AllowKey, Attacher, Fault, Held, Hook, MapUpdate, RouteKey};
 use zerocopy::FromBytes as _;
 
 use crate::bugs::Bug;
@@ -140,10 +140,9 @@ impl Programs {
         }
         Ok(())
     }
-}
 
-impl Maps for Programs {
-    fn update(&mut self, update: &MapUpdate) -> Result<(), Fault> {
+    /// Carries out a write of the daemon.
+    pub(super) fn update(&mut self, update: &MapUpdate) -> Result<(), Fault> {
         self.call()?;
         match *update {
             MapUpdate::Address(entry) => {
@@ -181,15 +180,25 @@ impl Maps for Programs {
         Ok(())
     }
 
-    fn held(&self) -> Result<Held, Fault> {
-        Ok(Held {
+    pub(super) fn held(&self) -> Held {
+        Held {
             addresses: self.addresses.values().map(|entry| entry.key).collect(),
             interfaces: self.interfaces.keys().copied().collect(),
             allow: self.allow.clone(),
             routes: self.routes.clone(),
             neighbours: self.neighbours.values().copied().collect(),
             cfg: self.cfg,
-        })
+        }
+    }
+
+    /// Whether the map of addresses is equal to the view of the daemon.
+    pub(super) fn has(&self, view: &LocalView) -> bool {
+        let is_there = |owned: Owned| {
+            let key = GidKey::new(owned.address, owned.scope.unwrap_or(owned.ifindex));
+            let entry = self.addresses.get(&(key.address, key.scope));
+            entry.is_some_and(|entry| Gid::new(entry.gid) == owned.gid)
+        };
+        view.owned().count() == self.addresses.len() && view.owned().all(is_there)
     }
 }
 

@@ -35,7 +35,6 @@ use crate::record::{Entry, Id, START};
 pub(super) struct Weather {
     pub(super) climate: Climate,
     pub(super) config: node::Config,
-    pub(super) responder: responder::Settings,
     /// The configuration of a client that forgets soon, and asks again.
     pub(super) short_lived: client::Config,
     pub(super) cut: Cut,
@@ -84,12 +83,12 @@ impl Weather {
         let checked = |settings| client::Config::new(settings).unwrap_or_default();
         config.client = checked(settings.clone());
         config.paths.ttl = *dice.pick(&[secs(3600), secs(60), secs(20)]);
-        let responder = responder::Settings {
+        config.responder = responder::Settings {
             mode: *dice.pick(&[Mode::Auto, Mode::XdpGeneric]),
             lease: *dice.pick(&[secs(1), secs(60)]),
             ..responder::Settings::default()
         };
-        config.view.neighbours = responder.wants_neighbours();
+        config.view.neighbours = config.responder.wants_neighbours();
         let climate = Climate {
             lost: *dice.pick(&[0, 0, 1, 5, 20, 100]),
             repeated: *dice.pick(&[0, 0, 5, 50]),
@@ -100,7 +99,6 @@ impl Weather {
         Self {
             climate,
             config,
-            responder,
             short_lived: checked(client::Settings { cache_ttl: secs(5), sockets: 4, ..settings }),
             cut: Cut { parts: (0..plan.nodes).map(|_| dice.coin()).collect(), until: START },
             addresses: 0,

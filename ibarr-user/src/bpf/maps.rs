@@ -9,7 +9,7 @@ use ibarr_common::map::{
     self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Neighbour, NeighbourKey,
     Program, Reason, ResponderCfg, Route, RoutePrefix,
 };
-use ibarr_proto::responder::{self, AllowKey, Fault, Held, MapUpdate, RouteKey};
+use ibarr_proto::responder::{AllowKey, Held, MapUpdate, RouteKey};
 
 use super::interfaces::Interfaces;
 use super::map::{Error, absent, open};
@@ -46,16 +46,6 @@ pub(crate) struct Contents {
     pub is_here: bool,
 }
 
-impl responder::Maps for Maps {
-    fn update(&mut self, update: &MapUpdate) -> Result<(), Fault> {
-        Ok(self.write(update)?)
-    }
-
-    fn held(&self) -> Result<Held, Fault> {
-        Ok(self.keys()?)
-    }
-}
-
 impl Maps {
     /// Opens the pins in `dir`. Keys or values of another size are an error.
     pub(super) fn open(dir: &Path) -> Result<Self, Error> {
@@ -81,7 +71,7 @@ impl Maps {
     }
 
     /// Removing a missing element is no error.
-    fn write(&mut self, update: &MapUpdate) -> Result<(), Error> {
+    pub(super) fn write(&mut self, update: &MapUpdate) -> Result<(), Error> {
         let any = 0;
         let lpm = |key: AllowKey| Key::new(key.bits, MapValue(key.prefix));
         let destination = |key: RouteKey| Key::new(key.bits, MapValue(key.prefix));
@@ -123,7 +113,7 @@ impl Maps {
         Ok(())
     }
 
-    fn keys(&self) -> Result<Held, Error> {
+    pub(super) fn keys(&self) -> Result<Held, Error> {
         let addresses = self.gid_cache.keys().map(|key| key.map(|key| key.0));
         let allow = self
             .allow

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The BPF responder: loads the programs, attaches them, and keeps their maps equal to the local
-//! view. It does not decide what is answered.
+//! The BPF responder: loads the programs, attaches them and writes their maps, as the node says. It
+//! does not decide what is answered.
 //!
 //! Maps and links are pinned and outlive the daemon, even if it crashes: the programs answer until
 //! the lease ends, and the next daemon takes both over.
@@ -31,13 +31,14 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::mpsc as sync;
 use std::time::Duration;
 
+use ibarr_common::Instant;
 use ibarr_common::map::{Program, Reason, ResponderCfg};
-use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::counters::Counters;
+use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{Cached, Learned};
-use ibarr_proto::ip2gid::{Prefixes, Question};
-use ibarr_proto::local_view::{Event as Fact, LocalView};
-use ibarr_proto::responder::{self, BY_DECISION, Event, Fault, MapUpdate, Maps as _};
+use ibarr_proto::responder::{
+    BY_DECISION, Event, Fault, Held, Input, MapUpdate, Output, Responder as Rules, Work,
+};
 use ibarr_proto::retry::Repair;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
@@ -66,12 +67,13 @@ pub(crate) const BPF_DIR: &str = "/sys/fs/bpf/ibarr";
 pub(crate) struct Responder {
     options: Options,
     settings: Settings,
-    allow: Prefixes,
     orders: sync::SyncSender<Order>,
     /// The thread is executing an order, and accepts no other.
     is_busy: bool,
     /// Sockets that have yet to be guarded.
     unguarded: Vec<OwnedFd>,
+    /// Programs that have yet to be attached or detached.
+    work: Option<Work>,
     state: Programs,
     /// Set while the maps can be written.
     open: Option<Open>,
@@ -113,10 +115,8 @@ enum Programs {
     Absent(String, Option<Instant>),
 }
 
-/// The maps, with the rules that change them.
 struct Open {
     maps: Maps,
-    rules: responder::Responder,
     handover: Handover,
     /// What the guards of earlier daemons had dropped when the maps were opened.
     dropped_by_others: u64,
@@ -135,17 +135,16 @@ impl Responder {
     pub(crate) fn start(
         options: Options,
         settings: Settings,
-        allow: Prefixes,
     ) -> io::Result<(Self, mpsc::Receiver<Progress>, mpsc::Receiver<Packets>)> {
         let (sender, packets) = mpsc::channel(packets::BATCHES);
         let (orders, progress) = workbench::start(sender)?;
         let mut responder = Self {
             options,
             settings,
-            allow,
             orders,
             is_busy: false,
             unguarded: Vec::new(),
+            work: None,
             state: Programs::Wanted,
             open: None,
             failure: None,
@@ -161,16 +160,20 @@ impl Responder {
         Ok((responder, progress, packets))
     }
 
-    /// Handles a message of the thread.
-    pub(crate) fn handle_progress(&mut self, now: Instant, Progress(told): Progress) {
+    /// Handles a message of the thread. Returns what the node has to know of it.
+    pub(crate) fn handle_progress(
+        &mut self,
+        now: Instant,
+        Progress(told): Progress,
+    ) -> Option<Input> {
         self.is_busy = matches!(told, Told::Maps(..));
         let is_loading = matches!(self.state, Programs::Loading);
         match told {
             Told::Maps(maps, inherited) if is_loading => {
-                let rules = responder::Responder::new(self.settings.clone(), self.allow.clone());
                 let dropped_by_others = dropped_by_guard(&maps);
                 let handover = Handover::new(inherited.mirror, inherited.elements);
-                self.open = Some(Open { maps: *maps, rules, handover, dropped_by_others });
+                self.open = Some(Open { maps: *maps, handover, dropped_by_others });
+                return Some(Input::Opened);
             }
             // The settings have changed meanwhile.
             Told::Maps(..) => {}
@@ -185,7 +188,7 @@ impl Responder {
                             self.state = Programs::Loaded;
                         }
                     }
-                    Err(error) => self.not_loaded(now, error),
+                    Err(error) => return Some(self.not_loaded(now, error)),
                 }
             }
             Told::Closed(closed) => {
@@ -194,15 +197,12 @@ impl Responder {
             }
             Told::Arranged(done) => {
                 self.reporting.may_be_attached &= self.reporting.is_ordered;
-                if let Some(open) = &mut self.open {
-                    open.rules.handle_done(now, done);
-                    open.report();
-                }
+                return Some(Input::Arranged(done));
             }
             Told::Lost(error) => {
                 self.loaded += 1;
                 self.counters.count(Counter::Lost);
-                self.not_loaded(now, error);
+                return Some(self.not_loaded(now, error));
             }
             Told::Guarded(guarded) => warn_of(guarded),
             Told::Reporting(changed) => {
@@ -212,9 +212,7 @@ impl Responder {
                 }
                 // The guards change with the programs.
                 self.loaded += 1;
-                if let Some(open) = &mut self.open {
-                    open.rules.look();
-                }
+                return Some(Input::Look);
             }
             Told::Read(read) => {
                 if let Some(open) = &mut self.open {
@@ -222,17 +220,35 @@ impl Responder {
                 }
             }
         }
+        None
     }
 
-    /// Handles a change of the view. The maps are up to date when this returns.
-    pub(crate) fn handle_fact(&mut self, fact: &Fact) {
-        if let Some(Open { maps, rules, .. }) = &mut self.open {
-            rules.handle_fact(fact, maps);
+    /// Carries out an output of the node. Returns its result, if that is known at once.
+    pub(crate) fn carry_out(&mut self, output: Output) -> Option<Input> {
+        match output {
+            Output::Map(update) => {
+                let open = self.open.as_mut();
+                let done = open.map_or(Ok(()), |open| Ok(open.maps.write(&update)?));
+                Some(Input::MapDone(done))
+            }
+            Output::Keys => {
+                let open = self.open.as_ref();
+                let keys = open.map_or(Ok(Held::default()), |open| Ok(open.maps.keys()?));
+                Some(Input::Keys(keys))
+            }
+            Output::Program(work) => {
+                self.work = Some(work);
+                None
+            }
+            Output::Event(event) => {
+                log(&event);
+                None
+            }
         }
     }
 
-    /// Call it when all changes of the view were handled. Early calls do nothing.
-    pub(crate) fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
+    /// Early calls do nothing.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
         if let Programs::Absent(_, Some(retry_at)) = self.state
             && retry_at <= now
         {
@@ -240,8 +256,6 @@ impl Responder {
         }
         if let Some(open) = &mut self.open {
             open.handover.handle_timeout(now);
-            open.rules.handle_timeout(now, view, &mut open.maps);
-            open.report();
         }
     }
 
@@ -271,16 +285,14 @@ impl Responder {
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every change of the
-    /// view. While there is a [`next_part`](Self::next_part), the time is now.
+    /// When to call [`handle_timeout`](Self::handle_timeout) next. While there is a [`next_part`](Self::next_part), the time is now.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let retry_at = match self.state {
             Programs::Absent(_, retry_at) => retry_at,
             Programs::Wanted | Programs::Loading | Programs::Loaded => None,
         };
-        let open = self.open.iter();
-        let open = open.flat_map(|open| [open.rules.poll_timeout(), open.handover.poll_timeout()]);
-        open.chain([retry_at]).flatten().min()
+        let handover = self.open.as_ref().and_then(|open| open.handover.poll_timeout());
+        handover.into_iter().chain(retry_at).min()
     }
 
     /// Sends the thread its next order, if it is idle. Call it last in a turn.
@@ -307,14 +319,10 @@ impl Responder {
             self.reporting.is_ordered = self.reporting.wants();
             self.reporting.may_be_attached |= self.reporting.is_ordered;
             Order::Report(self.reporting.is_ordered)
-        } else if let Some(open) = &mut self.open {
-            if let Some(work) = open.rules.poll_work() {
-                Order::Arrange(work)
-            } else if open.handover.take_read() {
-                Order::Read
-            } else {
-                return;
-            }
+        } else if let Some(work) = self.work.take() {
+            Order::Arrange(work)
+        } else if self.open.as_mut().is_some_and(|open| open.handover.take_read()) {
+            Order::Read
         } else {
             return;
         };
@@ -324,28 +332,23 @@ impl Responder {
     }
 
     /// Whether all decisions have taken effect, or have failed.
-    pub(crate) fn is_settled(&self) -> bool {
-        let is_open_settled = self
-            .open
-            .as_ref()
-            .is_none_or(|open| !(open.rules.wants_work() || open.handover.inherits()));
-        let is_wanted = matches!(self.state, Programs::Wanted);
-        !self.is_busy && !is_wanted && self.unguarded.is_empty() && is_open_settled
+    pub(crate) fn is_settled(&self, rules: &Rules) -> bool {
+        let is_to_do = matches!(self.state, Programs::Wanted)
+            || !self.unguarded.is_empty()
+            || self.work.is_some()
+            || rules.wants_work()
+            || self.open.as_ref().is_some_and(|open| open.handover.inherits());
+        !(self.is_busy || is_to_do)
     }
 
-    /// Takes new settings of the administrator.
-    pub(crate) fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
-        self.settings = settings.clone();
-        self.allow = allow.clone();
-        if let Some(open) = &mut self.open
-            && settings.want_kernel()
-        {
-            open.rules.reconfigure(now, settings, allow, &mut open.maps);
-            open.report();
-            return;
+    /// Takes new settings of the administrator. Returns what the node has to know of it.
+    pub(crate) fn reconfigure(&mut self, settings: Settings) -> Option<Input> {
+        self.settings = settings;
+        if self.open.is_some() && self.settings.want_kernel() {
+            return None;
         }
-        self.close();
         self.state = Programs::Wanted;
+        Some(self.close())
     }
 
     /// Changes when each socket of the port has to be [guarded](Self::guard) again.
@@ -363,9 +366,9 @@ impl Responder {
     }
 
     /// Why the programs answer nothing at all.
-    pub(crate) fn why_not(&self) -> Option<&str> {
+    pub(crate) fn why_not<'a>(&'a self, rules: &'a Rules) -> Option<&'a str> {
         match &self.state {
-            Programs::Loaded => self.open.as_ref()?.rules.fault(),
+            Programs::Loaded => rules.fault(),
             Programs::Wanted | Programs::Loading => {
                 Some(self.failure.as_ref().map_or(LOADING, |failure| &failure.0))
             }
@@ -387,14 +390,14 @@ impl Responder {
     }
 
     /// Whether all programs report their packets, or why they do not; `None` until this is known.
-    pub(crate) fn reporting(&self) -> Option<Result<(), String>> {
+    pub(crate) fn reporting(&self, rules: &Rules) -> Option<Result<(), String>> {
         if let Programs::Absent(reason, _) = &self.state {
             return Some(Err(reason.clone()));
         }
         if let Some(failure) = &self.reporting.failure {
             return Some(Err(failure.0.clone()));
         }
-        (self.reporting.is_ordered && self.is_settled()).then_some(Ok(()))
+        (self.reporting.is_ordered && self.is_settled(rules)).then_some(Ok(()))
     }
 
     /// How long programs continue to answer without the daemon.
@@ -413,23 +416,12 @@ impl Responder {
         self.longevity = longevity;
     }
 
-    /// State of an interface that is served.
-    pub(crate) fn state(&self, ifindex: IfIndex) -> Option<&State> {
-        self.open.as_ref()?.rules.state(ifindex)
-    }
-
-    /// When the programs stop answering if the lease is not renewed.
-    pub(crate) fn lease_end(&self) -> Option<Instant> {
-        self.open.as_ref().map(|open| open.rules.lease_end())
-    }
-
     /// Counters of this daemon's responder.
-    pub(crate) fn counters(&self) -> Counters<Counter> {
+    pub(crate) fn counters(&self, rules: &Rules) -> Counters<Counter> {
         let mut counters = self.counters.clone();
-        if let Some(open) = &self.open {
-            open.rules.counters().iter().for_each(|(counter, count)| counters.add(counter, count));
-            counters.add(Counter::MirrorFaults, open.handover.faults);
-        }
+        rules.counters().iter().for_each(|(counter, count)| counters.add(counter, count));
+        let mirror_faults = self.open.as_ref().map_or(0, |open| open.handover.faults);
+        counters.add(Counter::MirrorFaults, mirror_faults);
         counters
     }
 
@@ -453,8 +445,8 @@ impl Responder {
         self.dropped_before + now
     }
 
-    fn not_loaded(&mut self, now: Instant, error: Error) {
-        self.close();
+    fn not_loaded(&mut self, now: Instant, error: Error) -> Input {
+        let closed = self.close();
         let retry_at = match error {
             Error::Pins(pins::Error::Taken(_)) => Some(now + RETRY),
             Error::Pins(_) if self.has_loaded => Some(self.repair.schedule(now)),
@@ -470,14 +462,17 @@ impl Responder {
         if !matches!(self.state, Programs::Wanted) {
             self.state = Programs::Absent(fault.0, retry_at);
         }
+        closed
     }
 
-    fn close(&mut self) {
+    fn close(&mut self) -> Input {
         self.dropped_before = self.dropped_by_guard();
-        self.counters = self.counters();
+        self.work = None;
         if let Some(open) = self.open.take() {
+            self.counters.add(Counter::MirrorFaults, open.handover.faults);
             end_lease(open.maps);
         }
+        Input::Closed
     }
 }
 
@@ -487,33 +482,29 @@ impl Reporting {
     }
 }
 
-impl Open {
-    fn report(&mut self) {
-        while let Some(event) = self.rules.poll_event() {
-            match event {
-                Event::Revoked(fault) => answers_in_user_space(&fault),
-                Event::Detaches(fault) => warn!("detaching all: {fault}"),
-                Event::Withheld => debug!("no lease: the last dump of addresses is too old"),
-                Event::Lost(interface) => warn!(
-                    message_id = ids::PROGRAM_REMOVED,
-                    %interface,
-                    "the program is not attached any more: another process has removed it"
-                ),
-                Event::Attached(interface, hook) => info!(
-                    message_id = ids::KERNEL_ANSWERS,
-                    %interface,
-                    %hook,
-                    "peers are answered in the kernel"
-                ),
-                Event::NotAttached(interface, reason) => warn!(
-                    message_id = ids::USER_ANSWERS,
-                    cause = reason,
-                    %interface,
-                    "the daemon answers peers in user space: {reason}"
-                ),
-                Event::NotSettled(fault) => warn!("{fault}"),
-            }
-        }
+fn log(event: &Event) {
+    match event {
+        Event::Revoked(fault) => answers_in_user_space(fault),
+        Event::Detaches(fault) => warn!("detaching all: {fault}"),
+        Event::Withheld => debug!("no lease: the last dump of addresses is too old"),
+        Event::Lost(interface) => warn!(
+            message_id = ids::PROGRAM_REMOVED,
+            %interface,
+            "the program is not attached any more: another process has removed it"
+        ),
+        Event::Attached(interface, hook) => info!(
+            message_id = ids::KERNEL_ANSWERS,
+            %interface,
+            %hook,
+            "peers are answered in the kernel"
+        ),
+        Event::NotAttached(interface, reason) => warn!(
+            message_id = ids::USER_ANSWERS,
+            cause = reason,
+            %interface,
+            "the daemon answers peers in user space: {reason}"
+        ),
+        Event::NotSettled(fault) => warn!("{fault}"),
     }
 }
 
@@ -540,8 +531,8 @@ pub(crate) fn counter_name(program: Program, reason: Reason) -> String {
 
 /// Makes the programs answer nothing more.
 fn end_lease(mut maps: Maps) {
-    if let Err(error) = maps.update(&MapUpdate::Cfg(ResponderCfg::default())) {
-        debug!("the lease is not taken back: {error}");
+    if let Err(error) = maps.write(&MapUpdate::Cfg(ResponderCfg::default())) {
+        debug!("the lease is not taken back: {}", chain(&error));
     }
 }
 

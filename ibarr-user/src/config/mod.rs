@@ -98,7 +98,7 @@ impl Config {
         let most = if self.acm.serve == Serve::Off { 0 } else { usize::MAX };
         let acm = acm_service::Config::default().with_clients(most);
         let view = local_view::Config { neighbours: responder.wants_neighbours(), ..view };
-        node::Config { view, allow, client, local_service, paths, acm }
+        node::Config { view, allow, responder, client, local_service, paths, acm }
     }
 
     /// A valid setting with an effect that is easily overlooked.

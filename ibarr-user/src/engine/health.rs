@@ -89,8 +89,9 @@ impl Engine {
             nudges_fail: nudge.and_then(|last| last.clone().err()),
             listeners: self.kernel.socket().listeners().into_iter().map(printable).collect(),
         };
-        let programs = programs(&self.responder, &self.options, self.config.responder.lease);
-        let served = served(&self.responder, &self.node);
+        let (rules, lease) = (self.node.responder(), self.config.responder.lease);
+        let programs = programs(&self.responder, rules, &self.options, lease);
+        let served = served(&self.node);
         let facts = [
             Input::Configuration(configuration),
             Input::Kernel(kernel),
@@ -126,7 +127,7 @@ impl Engine {
             FileMadeAgain, QueryForbidden, QueryNoRoom, QueryNoRoute, QueryTooLong, RefusalDropped,
             ReplyDropped, RtnetlinkOverrun, SocketNoDescriptor, SocketNoPort,
         };
-        let programs = self.responder.counters();
+        let programs = self.responder.counters(self.node.responder());
         let replies_lost = self.sum(&[ReplyDropped, RefusalDropped]) + self.queries.dropped();
         [
             (Cause::EventsLost, self.sum(&[RtnetlinkOverrun])),
@@ -145,20 +146,25 @@ impl Engine {
     }
 }
 
-fn programs(responder: &Responder, options: &RunOptions, lease: Duration) -> Programs {
-    match (responder.why_not(), responder.lease_end()) {
-        (Some(BY_DECISION), _) | (None, None) => Programs::Unwanted,
-        (Some(reason), _) => Programs::Absent(reason.to_owned()),
-        (None, Some(lease_end)) => {
+fn programs(
+    responder: &Responder,
+    rules: &responder::Responder,
+    options: &RunOptions,
+    lease: Duration,
+) -> Programs {
+    match responder.why_not(rules) {
+        Some(BY_DECISION) => Programs::Unwanted,
+        Some(reason) => Programs::Absent(reason.to_owned()),
+        None => {
             let is_private = responder.longevity() == Longevity::Namespace;
             let private_pins = is_private.then(|| options.bpf_dir.display().to_string());
-            Programs::Loaded { lease_end, lease, private_pins }
+            Programs::Loaded { lease_end: rules.lease_end(), lease, private_pins }
         }
     }
 }
 
-fn served(responder: &Responder, node: &Node) -> Vec<Served> {
-    let state = |ifindex| responder.state(ifindex).cloned();
+fn served(node: &Node) -> Vec<Served> {
+    let state = |ifindex| node.responder().state(ifindex).cloned();
     let served = node.view().served().map(|served| Served {
         interface: served.name,
         program: state(served.ifindex).unwrap_or(responder::State::Pending),

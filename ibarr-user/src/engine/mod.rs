@@ -172,7 +172,7 @@ impl Engine {
         let (nudger, outcomes) = Nudger::start()?;
         inputs.hear(outcomes, Input::Nudged);
         let (responder, progress, packets) =
-            Responder::start(options.bpf(), config.responder.clone(), config.allow.clone())?;
+            Responder::start(options.bpf(), config.responder.clone())?;
         inputs.hear(progress, Input::Responder);
         inputs.hear(packets, Input::Packets);
         let (batches, queries) = mpsc::channel(transport::BATCHES);
@@ -317,7 +317,7 @@ impl Engine {
     fn is_ready(&self) -> bool {
         self.node.view().confirmed_at().is_some()
             && self.servers.have_started()
-            && self.responder.is_settled()
+            && self.responder.is_settled(self.node.responder())
             && self.acm.sockets.is_settled()
     }
 }
@@ -351,7 +351,11 @@ impl Io<Input> for Engine {
             Input::Heard(heard) => self.handle_heard(now, &heard),
             Input::LocalService(event) => return self.handle_kernel(now, event),
             Input::Nudged(outcome) => self.handle_nudged(now, outcome),
-            Input::Responder(progress) => self.responder.handle_progress(now, progress),
+            Input::Responder(progress) => {
+                if let Some(input) = self.responder.handle_progress(now, progress) {
+                    self.node.handle_input(now, input);
+                }
+            }
             Input::Packets(packets) => self.trace_packets(&packets),
             Input::Acm(event) => self.handle_acm(now, event),
             Input::AcmServed(served) => self.handle_acm_served(served),
@@ -386,10 +390,14 @@ impl Io<Input> for Engine {
             Output::View(request) => self.watch.ask(request),
             Output::Changed(event) => {
                 report::log(&event);
-                self.responder.handle_fact(&event);
                 if let local_view::Event::Served(_) | local_view::Event::NotServed(_) = event {
                     let served = self.node.view().served();
                     self.servers.serve_in(&served.filter_map(|served| served.vrf).collect());
+                }
+            }
+            Output::Responder(output) => {
+                if let Some(input) = self.responder.carry_out(output) {
+                    self.node.handle_input(now, input);
                 }
             }
             Output::Resolver(event) => self.handle_resolved(now, event),
@@ -405,7 +413,7 @@ impl Io<Input> for Engine {
         self.keep_paths(now);
         self.make_page(now);
         self.mirror_cache(now);
-        self.responder.handle_timeout(now, self.node.view());
+        self.responder.handle_timeout(now);
         self.show_trace(now);
         self.responder.report_packets(self.tracers.want_packets());
         self.servers.guard(&mut self.responder);

@@ -133,7 +133,8 @@ impl Engine {
 
     pub(super) fn end_reload(&mut self, now: Instant) {
         let Reloads { is_settling, reading, .. } = &self.reloads;
-        let has_settled = self.responder.is_settled() && self.acm.sockets.is_settled();
+        let has_settled =
+            self.responder.is_settled(self.node.responder()) && self.acm.sockets.is_settled();
         if !is_settling || reading.is_some() || !has_settled {
             return;
         }
@@ -147,7 +148,9 @@ impl Engine {
 
     fn reconfigure(&mut self, now: Instant, config: Config) {
         self.node.reconfigure(now, self.options.node(&config));
-        self.responder.reconfigure(now, config.responder.clone(), config.allow.clone());
+        if let Some(input) = self.responder.reconfigure(config.responder.clone()) {
+            self.node.handle_input(now, input);
+        }
         self.snapshots.set_file(now, config.snapshot.clone());
         self.levels.configure(config.log_level.clone());
         self.config = config;

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use ibarr_common::ib::Gid;
 use ibarr_common::{IfIndex, Instant};
@@ -156,7 +155,7 @@ impl Engine {
             add(&mut counts, &format!("users.{what}"), counters);
         }
         add(&mut counts, "local-view", self.node.view().counters());
-        add(&mut counts, "responder", &self.responder.counters());
+        add(&mut counts, "responder", &self.responder.counters(self.node.responder()));
         let programs = self.responder.counts().into_iter();
         counts.extend(programs.map(|(name, count)| (format!("bpf.{name}"), count)));
         counts.extend(self.control.counters.iter().map(|(name, count)| (name.to_string(), count)));
@@ -180,9 +179,8 @@ impl Engine {
     }
 
     fn responder_status(&self, now: Instant) -> ResponderStatus {
-        let lease_ends_in_ms =
-            self.responder.lease_end().map_or(Duration::ZERO, |end| end.since(now)).into();
-        let blocked = match self.responder.why_not() {
+        let lease_ends_in_ms = self.node.responder().lease_end().since(now).into();
+        let blocked = match self.responder.why_not(self.node.responder()) {
             Some(reason) => Some(reason.to_owned()),
             None if lease_ends_in_ms == Millis::default() => Some("the lease has ended".to_owned()),
             None if self.node.view().served().next().is_none() => {
@@ -209,11 +207,12 @@ impl Engine {
         else {
             return (None, None);
         };
-        let hook = match self.responder.state(ifindex) {
+        let hook = match self.node.responder().state(ifindex) {
             Some(bpf::State::Attached(hook)) => *hook,
             Some(bpf::State::Failed(reason)) => return (None, Some(reason.clone())),
             Some(bpf::State::Pending) | None => {
-                let reason = self.responder.why_not().unwrap_or("no program is attached yet");
+                let why_not = self.responder.why_not(self.node.responder());
+                let reason = why_not.unwrap_or("no program is attached yet");
                 return (None, Some(reason.to_owned()));
             }
         };

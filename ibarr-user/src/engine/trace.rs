@@ -165,7 +165,7 @@ impl Engine {
             return;
         }
         if self.tracers.want_packets()
-            && let Some(programs) = self.responder.reporting()
+            && let Some(programs) = self.responder.reporting(self.node.responder())
         {
             self.tracers.tell(now, programs);
         }
