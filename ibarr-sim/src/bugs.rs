@@ -17,6 +17,7 @@ use ibarr_proto::ip2gid::server::{Received, Transmit};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, HwAddr};
 use ibarr_proto::node::{self, Input, Node, Output, Room};
+use ibarr_proto::responder::{self, MapUpdate};
 use ibarr_proto::shares::User;
 use ibarr_proto::{acm, paths, resolver};
 use rand_chacha::ChaCha12Rng;
@@ -52,6 +53,8 @@ pub enum Bug {
     NoShares,
     /// Each fourth change of an address does not reach the map of the programs.
     StaleMap,
+    /// A lost address leaves the map of the programs a turn later.
+    LateMap,
     /// The programs answer for ever.
     EndlessLease,
     /// No reply to a client of ACM is sent.
@@ -70,7 +73,7 @@ pub enum Bug {
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
@@ -85,6 +88,7 @@ impl Bug {
         Self::EndlessRead,
         Self::NoShares,
         Self::StaleMap,
+        Self::LateMap,
         Self::EndlessLease,
         Self::ForgottenReply,
         Self::PatientAcm,
@@ -112,6 +116,7 @@ impl fmt::Display for Bug {
             Self::EndlessRead => "endless-read",
             Self::NoShares => "no-shares",
             Self::StaleMap => "stale-map",
+            Self::LateMap => "late-map",
             Self::EndlessLease => "endless-lease",
             Self::ForgottenReply => "forgotten-reply",
             Self::PatientAcm => "patient-acm",
@@ -146,6 +151,8 @@ pub(crate) struct Core {
     bug: Option<Bug>,
     answers: u64,
     again: VecDeque<Output>,
+    /// Updates of maps, until the next turn.
+    late: VecDeque<Output>,
     swallows: bool,
     hwaddrs: BTreeMap<IfIndex, HwAddr>,
     lid: Option<Lid>,
@@ -172,6 +179,7 @@ impl Core {
             bug,
             answers: 0,
             again: VecDeque::new(),
+            late: VecDeque::new(),
             swallows: bug == Some(Bug::SilentStart),
             hwaddrs: BTreeMap::new(),
             lid: None,
@@ -243,6 +251,7 @@ impl Core {
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.again.append(&mut self.late);
         self.node.handle_timeout(now);
     }
 
@@ -285,6 +294,14 @@ impl Core {
                     Output::Resolver(resolver::Event::Socket(SocketEvent::Close(_))),
                 )
                 | (Some(Bug::ForgottenReply), Output::Acm(acm::Output::Reply(_))) => continue,
+                (
+                    Some(Bug::LateMap),
+                    Output::Responder(responder::Output::Map(MapUpdate::NoAddress(_))),
+                ) => {
+                    self.late.push_back(output);
+                    self.node.handle_input(now, responder::Input::MapDone(Ok(())));
+                    continue;
+                }
                 (Some(Bug::DoubleQuery), Output::Sa(_)) => {
                     self.mads += 1;
                     if self.mads.is_multiple_of(16) {

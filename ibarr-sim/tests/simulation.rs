@@ -31,7 +31,8 @@ fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
         let claims: &[_] = match bug {
             Bug::LostWake | Bug::SilentStart => &["resolved"],
             Bug::DoubleAnswer => &["times, answered"],
-            Bug::StaleAfterChange | Bug::StaleMap => &["which is no longer true"],
+            Bug::StaleAfterChange => &["which is no longer true"],
+            Bug::StaleMap | Bug::LateMap => &["may answer from an old map"],
             Bug::EndlessLease => &["which is no longer true", "health says lease-ending"],
             Bug::UnboundedTable => &["sockets"],
             // Of a request for an address, or for a path.
