@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The interface of `/dev/ibtun`, an HCA whose wire is a file descriptor: layouts and numbers of
-//! `ibtun/include/uapi/rdma/ibtun.h`, which documents them. Tests here compare both. The system
+//! `ibtun/module/include/uapi/rdma/ibtun.h`, which documents them. Tests here compare both. The system
 //! calls are made elsewhere.
 //!
 //! GUIDs and GID prefixes are bytes, big-endian. All else is in the machine's byte order.
@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    const HEADER: &str = include_str!("../../ibtun/include/uapi/rdma/ibtun.h");
+    const HEADER: &str = include_str!("../../ibtun/module/include/uapi/rdma/ibtun.h");
 
     /// The C header without comments.
     fn code() -> String {

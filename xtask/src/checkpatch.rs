@@ -13,7 +13,7 @@ use crate::workspace::Workspace;
 use crate::{process, tools};
 
 /// The directory that is checked.
-const SOURCES: &str = "ibtun";
+const SOURCES: &str = "ibtun/module";
 
 /// The script, and the files that it reads from its own directory.
 const FILES: [&str; 3] = ["checkpatch.pl", "const_structs.checkpatch", "spelling.txt"];
@@ -102,7 +102,7 @@ mod tests {
             let names = sources.iter().filter_map(|path| path.file_name());
             names.map(OsStr::to_owned).collect::<Vec<_>>()
         };
-        let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ibtun");
+        let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(SOURCES);
         // One of them is in a directory.
         let headers = names(&module).into_iter().filter(|name| name == "ibtun.h").count();
         assert_eq!(headers, 2);

@@ -14,32 +14,35 @@ use crate::workspace::Workspace;
 
 const MODULE: &str = "ibtun";
 
-/// What DKMS does not need.
-const DOCUMENTS: [&str; 3] = ["README.md", "CHANGELOG.md", "upstream"];
+/// The directory of both, and that of the module's sources.
+const HOUSE: &str = "ibtun";
+const SOURCES: &str = "ibtun/module";
 
 /// Makes both packages in `target/package`.
 pub(super) fn make(content: &Content<'_>) -> Result<[PathBuf; 2]> {
     Ok([module(content)?, program(content)?])
 }
 
-/// Files of the module's directory from which it is built, as paths that begin there.
-pub(crate) fn module_files(workspace: &Workspace) -> Result<Vec<PathBuf>> {
-    let mut files = files(&workspace.root().join(MODULE))?;
-    files.retain(|file| !DOCUMENTS.iter().any(|document| file.starts_with(document)));
-    Ok(files)
+/// The module's sources: their directory, and their paths that begin there.
+pub(crate) fn module_files(workspace: &Workspace) -> Result<(PathBuf, Vec<PathBuf>)> {
+    let directory = workspace.root().join(SOURCES);
+    let files = files(&directory)?;
+    Ok((directory, files))
 }
 
 fn module(content: &Content<'_>) -> Result<PathBuf> {
     let name = "ibtun-dkms";
-    let from = content.workspace.root().join(MODULE);
     let root = deb::begin(content, name)?;
     let sources = root.join(format!("usr/src/{MODULE}-{}", content.version));
-    for file in module_files(content.workspace)? {
+    let (from, files) = module_files(content.workspace)?;
+    for file in files {
         write(&sources.join(&file), &fs::read(from.join(&file))?, 0o644)?;
     }
     let doc = root.join("usr/share/doc").join(name);
-    write(&doc.join("README.md"), &fs::read(from.join("README.md"))?, 0o644)?;
-    write(&doc.join("CHANGELOG.md"), &fs::read(from.join("CHANGELOG.md"))?, 0o644)?;
+    let house = content.workspace.root().join(HOUSE);
+    for document in ["README.md", "CHANGELOG.md"] {
+        write(&doc.join(document), &read(&house.join(document))?, 0o644)?;
+    }
     compress(&doc.join("CHANGELOG.md"))?;
     let about = About {
         name,
@@ -91,7 +94,7 @@ mod tests {
     #[test]
     fn dkms_builds_this_version_of_the_module() {
         let workspace = workspace();
-        let conf = workspace.root().join(MODULE).join("dkms.conf");
+        let conf = workspace.root().join(SOURCES).join("dkms.conf");
         // dkms reads it in a shell.
         let show = format!(
             ". {}; echo $PACKAGE_NAME $PACKAGE_VERSION ${{BUILT_MODULE_NAME[0]}} $AUTOINSTALL",

@@ -113,11 +113,16 @@ fn rows(text: &str) -> BTreeMap<&str, Vec<usize>> {
     text.lines().filter(|line| !line.starts_with('#')).filter_map(row).collect()
 }
 
-/// The lines of each folder at the top that has sources.
+/// The crates of the software InfiniBand lie in it.
+const HOUSE: &str = "ibtun/";
+
+/// The lines of each folder at the top that has sources, and of each in the house.
 fn count(files: &[File]) -> BTreeMap<&str, Lines> {
     let mut rows = BTreeMap::new();
     for file in files.iter().filter(|file| file.has_extension(&["rs", "c", "h"])) {
-        let Some((name, _)) = file.path.split_once('/') else { continue };
+        let inside = if file.path.starts_with(HOUSE) { HOUSE.len() } else { 0 };
+        let Some(end) = file.path[inside..].find('/') else { continue };
+        let name = &file.path[..inside + end];
         let row: &mut Lines = rows.entry(name).or_default();
         let mut in_tests = file.is_test() || file.path.split('/').any(|part| part == "benches");
         for line in file.text.lines().map(str::trim_start).filter(|line| !line.is_empty()) {
@@ -152,6 +157,8 @@ mod tests {
         let lines = Lines { code: 2, tests: 4, comments: 2 };
         assert_eq!(count(&tree("")), [("a", lines)].into());
         assert!(check(&tree("# crate product tests comments\na 2 4 2\n")).is_empty());
+        let house = ["ibtun/a/b.rs", "ibtun/c/d.rs", "ibtun/e.rs"].map(|path| file(path, ""));
+        assert!(count(&house).into_keys().eq(["ibtun/a", "ibtun/c"]));
     }
 
     #[test]

@@ -11,7 +11,6 @@ use anyhow::{Context as _, Result, bail};
 use crate::workspace::Workspace;
 use crate::{package, process, tools};
 
-/// Its directory in the checkout, and its name.
 pub(super) const NAME: &str = "ibtun";
 
 /// The headers for modules of a kernel.
@@ -28,8 +27,9 @@ pub(super) fn build(workspace: &Workspace, headers: &Headers, release: &str) -> 
     let compiler = compiler()?;
     let directory = workspace.target().join("vm").join(format!("{NAME}-{release}"));
     // Only what is published: the module has to build from that.
-    for file in package::module_files(workspace)? {
-        copy(&workspace.root().join(NAME).join(&file), &directory.join(&file))?;
+    let (from, files) = package::module_files(workspace)?;
+    for file in files {
+        copy(&from.join(&file), &directory.join(&file))?;
     }
     let mut make = Command::new("make");
     // xtask may run inside another make.

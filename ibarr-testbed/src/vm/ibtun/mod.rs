@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! `vm ibtun`: the kernel module alone, without a fabric. It does what it promises to a process
-//! (`ibtun/include/uapi/rdma/ibtun.h`), and no process can harm it.
+//! (`ibtun/module/include/uapi/rdma/ibtun.h`), and no process can harm it.
 
 mod fuzz;
 mod refused;
