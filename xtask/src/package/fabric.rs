@@ -46,7 +46,7 @@ fn module(content: &Content<'_>) -> Result<PathBuf> {
     compress(&doc.join("CHANGELOG.md"))?;
     let about = About {
         name,
-        templates: &format!("pkg/deb/{name}"),
+        templates: &format!("ibtun/pkg/{name}"),
         scripts: &["postinst", "prerm"],
         conffiles: "",
         program: None,
@@ -61,13 +61,13 @@ fn program(content: &Content<'_>) -> Result<PathBuf> {
     write(&root.join("usr/sbin/ibfab"), &fs::read(&content.ibfab)?, 0o755)?;
     let doc = root.join("usr/share/doc").join(name);
     for (from, to) in
-        [("docs/dev/fabric.md", "fabric.md"), ("ibarr-fabric/laptop.topo", "examples/laptop.topo")]
+        [("docs/dev/fabric.md", "fabric.md"), ("ibtun/fabric/laptop.topo", "examples/laptop.topo")]
     {
         write(&doc.join(to), &read(&checkout.join(from))?, 0o644)?;
     }
     let about = About {
         name,
-        templates: &format!("pkg/deb/{name}"),
+        templates: &format!("ibtun/pkg/{name}"),
         scripts: &[],
         conffiles: "",
         program: Some(&content.ibfab),

@@ -16,9 +16,6 @@ pub(super) fn check(files: &[File]) -> Vec<String> {
         let Some(path) = path.strip_suffix(".rs").filter(|path| !path.contains("tests")) else {
             continue;
         };
-        if name.contains('/') {
-            continue;
-        }
         let mut at: Vec<_> = path.split('/').collect();
         if ["lib", "main", "mod"].contains(at.last().unwrap_or(&"")) {
             at.pop();

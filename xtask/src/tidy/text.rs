@@ -19,7 +19,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "ibarr-user/src/sys/",
     "ibarr-user/src/bpf/",
     "ibarr-ebpf/src/",
-    "ibarr-fabric/src/bin/ibfab/sys.rs",
+    "ibtun/fabric/src/bin/ibfab/sys.rs",
     "ibarr-testbed/src/vm/sys/",
 ];
 

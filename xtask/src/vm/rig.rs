@@ -148,7 +148,7 @@ const FILES: &[(&str, &str)] = &[
     ("/etc/rig/subnets", SUBNETS),
     (
         "/usr/share/doc/ibfab/examples/laptop.topo",
-        include_str!("../../../ibarr-fabric/laptop.topo"),
+        include_str!("../../../ibtun/fabric/laptop.topo"),
     ),
     (
         "/etc/rig/partitions.conf",

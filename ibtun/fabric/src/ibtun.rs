@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    const HEADER: &str = include_str!("../../ibtun/module/include/uapi/rdma/ibtun.h");
+    const HEADER: &str = include_str!("../../module/include/uapi/rdma/ibtun.h");
 
     /// The C header without comments.
     fn code() -> String {

@@ -82,9 +82,9 @@ const THERE: &str = "fe80::10:1";
 
 #[test]
 fn recorded_question_gets_the_record_that_opensm_gave() {
-    let question = golden(include_str!("../../ibarr-common/tests/golden/sa-path-get-ibsim.hex"));
+    let question = golden(include_str!("../../../ibarr-common/tests/golden/sa-path-get-ibsim.hex"));
     let recorded =
-        golden(include_str!("../../ibarr-common/tests/golden/sa-path-get-resp-ibsim.hex"));
+        golden(include_str!("../../../ibarr-common/tests/golden/sa-path-get-resp-ibsim.hex"));
     let mut sa = stand_in();
     sa.handle_input(NOW, CLIENT, lid(1), &question);
     let Some(Reply { to, from, mad }) = sa.poll_transmit() else { panic!("no answer") };
