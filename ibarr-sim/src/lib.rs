@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The surroundings of a daemon without I/O: the kernel's RDMA core ([`kernel`]), and whole
-//! networks of nodes on a virtual clock.
+//! The surroundings of a daemon without I/O: the kernel's RDMA core ([`kernel`]), a
+//! subnet administrator ([`sa`]), and whole networks of nodes on a virtual clock.
 //!
 //! A seed determines a simulation: its nodes, their requests, and the faults. The cores are those
 //! of the product, wired as in the product ([`ibarr_proto::node`]). The same seed gives the same
@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod kernel;
+pub mod sa;
 pub mod sa_load;
 
 mod bugs;

@@ -16,7 +16,7 @@ use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::acm::{Ask, MAX_REQUEST_LEN, Request, Resolve, Tid};
 use ibarr_common::wire::ls::Seq;
 use ibarr_common::wire::path_record::PathRecordWire;
-use ibarr_fabric::sa::StandIn;
+use ibarr_sim::sa::StandIn;
 use ibarr_user::sys::descriptors::raise_limit;
 use nix::unistd::{Uid, setresuid};
 use tempfile::TempDir;

@@ -12,8 +12,8 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use ibarr_common::ib::{Gid, Lid, PKey, PortNum, ServiceId, SubnetPrefix};
 use ibarr_common::wire::ls::{Answer, PathUse, Request, ResolvePath, Seq, messages};
-use ibarr_fabric::sa::{AddressedPort, Route, StandIn, Subnet};
 use ibarr_proto::paths::PortName;
+use ibarr_sim::sa::{AddressedPort, Route, StandIn, Subnet};
 
 use super::local_service::Server;
 use super::report::{Report, Target};

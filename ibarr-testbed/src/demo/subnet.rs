@@ -12,8 +12,8 @@ use ibarr_common::ib::{Gid, Lid, PKey, PortNum};
 use ibarr_common::wire::mad;
 use ibarr_common::wire::path_record::PathRecordWire;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Request, Response};
-use ibarr_fabric::sa::{AddressedPort, Route, StandIn, Subnet};
 use ibarr_proto::paths::PortName;
+use ibarr_sim::sa::{AddressedPort, Route, StandIn, Subnet};
 use ibarr_user::sys::clock;
 
 use crate::interrupt::Interrupt;

@@ -17,8 +17,8 @@ use anyhow::{Context, Result};
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, Lid, PKey, PortNum, ServiceId};
 use ibarr_common::wire::ls::{PathUse, ResolveIp, ResolvePath};
-use ibarr_fabric::sa::{AddressedPort, StandIn as Sa, Subnet};
 use ibarr_proto::paths::PortName;
+use ibarr_sim::sa::{AddressedPort, StandIn as Sa, Subnet};
 use nix::net::if_::if_nametoindex;
 
 use crate::interrupt::Interrupt;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad;
-use ibarr_fabric::sa::{ClientId, StandIn};
+use ibarr_sim::sa::{ClientId, StandIn};
 
 use super::{Sent, Wire};
 

@@ -6,8 +6,8 @@ use ibarr_common::ib::{Gid, Guid, Lid, PKey, SubnetPrefix};
 use ibarr_common::wire::mad::{self, Transaction};
 use ibarr_common::wire::sa::{Question, Request};
 use ibarr_common::wire::umad::HeaderWire;
-use ibarr_fabric::sa::{AddressedPort, StandIn, Subnet};
 use ibarr_sim::kernel::{PathOutcome, Reason};
+use ibarr_sim::sa::{AddressedPort, StandIn, Subnet};
 use ibarr_testbed::umad::{Administrator, Directory, Loss, Port, Shown};
 use zerocopy::{FromZeros, IntoBytes};
 

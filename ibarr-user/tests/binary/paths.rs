@@ -18,8 +18,8 @@ use ibarr_common::wire::ls::{Answer, PathUse, Request, ResolvePath, Seq, message
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_common::wire::umad::{AgentId, HeaderWire, Received};
 
-use ibarr_fabric::sa::{AddressedPort, ClientId, Route, StandIn, Subnet};
 use ibarr_proto::paths::snapshot::{Encoder, KeptPath, Snapshot};
+use ibarr_sim::sa::{AddressedPort, ClientId, Route, StandIn, Subnet};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{
     AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, listen, recv,

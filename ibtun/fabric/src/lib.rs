@@ -12,7 +12,6 @@
 pub mod ibsim;
 pub mod ibtun;
 pub mod pcap;
-pub mod sa;
 pub mod topology;
 pub mod wire;
 

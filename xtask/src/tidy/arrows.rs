@@ -55,7 +55,7 @@ const ARROWS: &[Arrows] = &[
     Arrows {
         from: "ibarr-user",
         ours: &["ibarr-common", "ibarr-ebpf", "ibarr-proto"],
-        tests: &["ibarr-fabric"],
+        tests: &["ibarr-sim"],
         others: None,
     },
     Arrows {
@@ -165,8 +165,8 @@ mod tests {
         let registry = json!("registry+https://github.com/rust-lang/crates.io-index");
         let (null, dev) = (Value::Null, json!("dev"));
         assert!(problems("ibarr-common", "proptest", &registry, &dev).is_empty());
-        assert!(problems("ibarr-user", "ibarr-fabric", &null, &dev).is_empty());
-        assert_eq!(problems("ibarr-user", "ibarr-fabric", &null, &null).len(), 1);
+        assert!(problems("ibarr-user", "ibarr-sim", &null, &dev).is_empty());
+        assert_eq!(problems("ibarr-user", "ibarr-sim", &null, &null).len(), 1);
         assert_eq!(problems("ibarr-user", "ibarr-testbed", &null, &dev).len(), 1);
     }
 

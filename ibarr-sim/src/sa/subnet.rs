@@ -4,15 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::wire::smp::NodeType;
 use ibarr_common::ib::{
     FlowLabel, Gid, Guid, Lid, Mtu, PKey, PacketLifeTime, PathRecord, Rate, ServiceId, Sl,
     SubnetPrefix,
 };
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
-
-use crate::topology::Topology;
 
 /// A subnet, as its administrator sees it.
 #[derive(Clone, Debug)]
@@ -66,26 +63,6 @@ impl Subnet {
             rate: Rate::from_low_bits(3),
             life_time: PacketLifeTime::from_low_bits(0x12),
         }
-    }
-
-    /// The ports of `topology`, all in the default partition, with LIDs from 1 on in the order of
-    /// the topology.
-    pub fn of(topology: &Topology, prefix: SubnetPrefix) -> Self {
-        let mut this = Self::new(prefix);
-        let nodes = topology.nodes().flat_map(|(_, node)| {
-            let switch = (node.kind == NodeType::Switch).then_some(node.guid);
-            let ports = node.port_numbers().filter_map(|number| match node.kind {
-                NodeType::Switch => None,
-                _ => node.port_guid(number),
-            });
-            switch.into_iter().chain(ports.collect::<Vec<_>>())
-        });
-        let lids = (1..=Lid::MAX_UNICAST.get()).filter_map(Lid::new);
-        let ports = nodes
-            .zip(lids)
-            .map(|(guid, lid)| (guid, AddressedPort { lid, pkeys: vec![PKey::DEFAULT] }));
-        this.ports = ports.collect();
-        this
     }
 
     /// The GID of a port with this GUID, whether the port exists or not.

@@ -3,8 +3,6 @@
 //! Compares the stand-in for a subnet administrator with answers of OpenSM, and tests its
 //! misbehaviour.
 
-mod support;
-
 use std::time::Duration;
 
 use ibarr_common::Instant;
@@ -12,10 +10,7 @@ use ibarr_common::ib::{Gid, Guid, Lid, PKey, ServiceId, Sl, SubnetPrefix};
 use ibarr_common::wire::mad::{Mad, Tid};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request, Response};
-use ibarr_fabric::Topology;
-use ibarr_fabric::sa::{AddressedPort, ClientId, Reply, Route, StandIn, Subnet};
-
-use self::support::golden;
+use ibarr_sim::sa::{AddressedPort, ClientId, Reply, Route, StandIn, Subnet};
 
 const CLIENT: ClientId = ClientId(7);
 const NOW: Instant = Instant::from_nanos(1);
@@ -82,9 +77,9 @@ const THERE: &str = "fe80::10:1";
 
 #[test]
 fn recorded_question_gets_the_record_that_opensm_gave() {
-    let question = golden(include_str!("../../../ibarr-common/tests/golden/sa-path-get-ibsim.hex"));
+    let question = golden(include_str!("../../ibarr-common/tests/golden/sa-path-get-ibsim.hex"));
     let recorded =
-        golden(include_str!("../../../ibarr-common/tests/golden/sa-path-get-resp-ibsim.hex"));
+        golden(include_str!("../../ibarr-common/tests/golden/sa-path-get-resp-ibsim.hex"));
     let mut sa = stand_in();
     sa.handle_input(NOW, CLIENT, lid(1), &question);
     let Some(Reply { to, from, mad }) = sa.poll_transmit() else { panic!("no answer") };
@@ -244,19 +239,22 @@ fn malformed_question_is_counted_and_not_answered() {
 fn pending_answers_are_bounded() {
     let mut sa = stand_in();
     sa.behaviour_mut().delay = Duration::from_secs(1);
-    let too_many = ibarr_fabric::sa::MAX_PENDING as u64 + 5;
+    let too_many = ibarr_sim::sa::MAX_PENDING as u64 + 5;
     for tid in 0..too_many {
         sa.handle_input(NOW, CLIENT, lid(1), request(tid, path(HERE, THERE)).as_ref());
     }
     sa.handle_timeout(NOW + Duration::from_secs(1));
-    assert_eq!(answers(&mut sa).len(), ibarr_fabric::sa::MAX_PENDING);
+    assert_eq!(answers(&mut sa).len(), ibarr_sim::sa::MAX_PENDING);
     assert_eq!(sa.counts().unanswered, 5);
 }
 
-#[test]
-fn every_port_of_a_topology_is_known() {
-    let topology: Topology = "Switch 2 \"S\"\n[1] \"H\"[1]\n\nCa 2 \"H\"\n".parse().unwrap();
-    let subnet = Subnet::of(&topology, SubnetPrefix::DEFAULT);
-    let lids: Vec<_> = subnet.ports.iter().map(|(guid, port)| (guid.get(), port.lid)).collect();
-    assert_eq!(lids, [(0x10_0001, lid(2)), (0x10_0002, lid(3)), (0x20_0000, lid(1))]);
+/// Parses hexadecimal, without white space and comments.
+fn golden(text: &str) -> Vec<u8> {
+    let digits: String = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .flat_map(|line| line.chars().filter(char::is_ascii_hexdigit))
+        .collect();
+    let pairs = (0..digits.len()).step_by(2);
+    pairs.map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
 }
