@@ -2,14 +2,13 @@
 
 //! InfiniBand ports without hardware: a socket in place of `/dev/infiniband/umadN`, and the files of the port
 //! in sysfs, in the directories of `ibarr run --dev-dir --sys-dir`. Behind the port is a [`Wire`]: a stand-in for
-//! a subnet administrator ([`Administrator`]), or a fabric of `ibfab` with stock OpenSM ([`OnFabric`]).
+//! a subnet administrator ([`Administrator`]), or, in the tests with stock OpenSM, a fabric of `ibfab`.
 //!
 //! The daemon connects to the socket, and then reads and writes as at a device. It opens and registers only at
 //! a real device: that is proven in virtual machines (`vm run e`).
 
 mod administrator;
 mod device;
-mod on_fabric;
 pub(crate) mod sysfs;
 
 use std::fs;
@@ -31,8 +30,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub use administrator::Administrator;
 pub use device::{Loss, Sent};
-pub use on_fabric::OnFabric;
-pub use sysfs::Shown;
+pub use sysfs::{PortState, Shown};
 
 use self::device::Device;
 

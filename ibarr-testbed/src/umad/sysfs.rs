@@ -7,8 +7,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ibarr_common::ib::{Gid, Lid, Sl};
-use ibarr_fabric::wire::smp::PortState;
 use ibarr_proto::paths::PortName;
+
+/// The logical state of a port.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "the specification's words")]
+pub enum PortState {
+    Down,
+    Initialize,
+    Armed,
+    Active,
+}
 
 /// The state of a port as a driver shows it. Without a LID, no subnet manager has configured it yet.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -9,6 +9,7 @@ mod answers;
 mod daemon;
 mod fabric;
 mod managers;
+mod on_fabric;
 mod rig;
 mod size;
 

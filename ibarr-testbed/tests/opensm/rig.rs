@@ -13,12 +13,13 @@ use std::time::Instant;
 
 use ibarr_common::ib::Gid;
 use ibarr_testbed::stock::{Running, Stock};
-use ibarr_testbed::umad::{Directory, OnFabric, Port};
+use ibarr_testbed::umad::{Directory, Port};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::daemon::{Daemon, PATIENCE, name};
 use crate::machine::{MARKER, Machine, said};
+use crate::on_fabric::OnFabric;
 
 pub(crate) struct Rig {
     /// Dropped before the machine.

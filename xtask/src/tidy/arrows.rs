@@ -60,15 +60,8 @@ const ARROWS: &[Arrows] = &[
     },
     Arrows {
         from: "ibarr-testbed",
-        ours: &[
-            "ibarr-common",
-            "ibarr-ebpf",
-            "ibarr-fabric",
-            "ibarr-proto",
-            "ibarr-sim",
-            "ibarr-user",
-        ],
-        tests: &[],
+        ours: &["ibarr-common", "ibarr-ebpf", "ibarr-proto", "ibarr-sim", "ibarr-user"],
+        tests: &["ibarr-fabric"],
         others: None,
     },
     Arrows {

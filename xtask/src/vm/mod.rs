@@ -347,7 +347,7 @@ fn prove_all(
 
 fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
     // All programs of all scenarios, so that cargo builds shared parts once.
-    let mut wanted = vec!["--package", "ibarr-testbed", "--bin", "ibarr-guest"];
+    let mut wanted = vec!["--package", "ibarr-testbed", "--example", "ibarr-guest"];
     wanted.extend(["--package", "ibarr-user", "--bin", "ibarr"]);
     wanted.extend(["--package", "ibarr-fabric", "--bin", "ibfab"]);
     let built = image::build(workspace, "build", &wanted)?;

@@ -16,15 +16,14 @@ use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid};
 use ibarr_common::wire::mad::{self, Header};
 use ibarr_fabric::ibsim::{self, ClientInfo, Control, Datagram};
-use ibarr_fabric::wire::smp::{NodeInfoWire, PortInfoWire};
+use ibarr_fabric::wire::smp::{self, NodeInfoWire, PortInfoWire};
+use ibarr_testbed::umad::{PortState, Sent, Shown, Wire};
 use ibarr_user::sys::clock;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{Sent, Shown, Wire};
-
 /// See the module.
 #[derive(Debug)]
-pub struct OnFabric {
+pub(crate) struct OnFabric {
     control: UnixDatagram,
     mads: UnixDatagram,
     client: u32,
@@ -42,10 +41,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl OnFabric {
     /// Connects as the host of `node` to the fabric that is served as `name`.
-    ///
-    /// # Errors
-    /// There is no such fabric or node.
-    pub fn connect(name: &str, node: &str) -> Result<Self> {
+    pub(crate) fn connect(name: &str, node: &str) -> Result<Self> {
         let id = own_number();
         let address = |end: &str| SocketAddr::from_abstract_name(ibsim::abstract_name(name, end));
         let control = UnixDatagram::bind_addr(&address(&format!("ctl{id}"))?)?;
@@ -187,7 +183,12 @@ fn shown(info: &PortInfoWire, guid: u64, pkeys: &[u8]) -> Shown {
     let own = u128::from(info.gid_prefix.get()) << 64 | u128::from(guid);
     let own = Gid::new(own.to_be_bytes());
     Shown {
-        state: info.state(),
+        state: match info.state() {
+            smp::PortState::Down => PortState::Down,
+            smp::PortState::Initialize => PortState::Initialize,
+            smp::PortState::Armed => PortState::Armed,
+            smp::PortState::Active => PortState::Active,
+        },
         lid: info.lid(),
         lmc: info.lmc(),
         sm_lid: info.sm_lid(),
