@@ -53,8 +53,7 @@ pub(crate) struct BenchArgs {
 
 /// The packages of the binaries. They are always built together, so that shared dependencies have the same
 /// features each time, and nothing is built twice.
-const PACKAGES: [&str; 6] =
-    ["--package", "ibarr-user", "--package", "ibarr-testbed", "--package", "ibarr-fabric"];
+const PACKAGES: [&str; 4] = ["--package", "ibarr-user", "--package", "ibarr-testbed"];
 
 pub(crate) fn run(workspace: &Workspace, args: &RunArgs) -> Result<()> {
     let privilege = Privilege::find(args.no_sudo)?;

@@ -45,6 +45,16 @@ impl Workspace {
     pub(crate) fn cargo(&self, arguments: &[&str]) -> Command {
         cargo(&self.root, arguments)
     }
+
+    /// The workspace of the software InfiniBand.
+    pub(crate) fn house(&self) -> PathBuf {
+        self.root.join("ibtun")
+    }
+
+    /// `cargo` with `arguments`, in that workspace. Its target directory is the same.
+    pub(crate) fn house_cargo(&self, arguments: &[&str]) -> Command {
+        cargo(&self.house(), arguments)
+    }
 }
 
 /// The output of `cargo metadata` for the workspace at `root`.

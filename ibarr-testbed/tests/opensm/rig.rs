@@ -175,7 +175,7 @@ fn packages() -> PathBuf {
 fn ibfab() -> PathBuf {
     let beside = || Path::new(env!("CARGO_BIN_EXE_ibarr-testbed")).with_file_name("ibfab");
     let path = env::var_os("IBFAB_UNDER_TEST").map_or_else(beside, PathBuf::from);
-    assert!(path.exists(), "no {}: cargo build -p ibarr-fabric", path.display());
+    assert!(path.exists(), "no {}: run `cargo build` in ibtun/", path.display());
     path
 }
 

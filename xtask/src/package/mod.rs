@@ -181,21 +181,14 @@ struct Content<'a> {
 
 impl<'a> Content<'a> {
     fn build(workspace: &'a Workspace) -> Result<Self> {
-        let mut release = workspace.cargo(&["build", "--locked", "--release"]);
-        release.args([
-            "-p",
-            "ibarr-user",
-            "--bin",
-            "ibarr",
-            "-p",
-            "ibarr-fabric",
-            "--bin",
-            "ibfab",
-        ]);
-        release.arg("--target-dir").arg(workspace.target().join("package"));
-        release.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
-        release.env("CARGO_ENCODED_RUSTFLAGS", remaps(workspace)?);
-        let built = artifacts::from(&mut release)?;
+        let release = |mut cargo: Command, package: &str, name: &str| -> Result<PathBuf> {
+            cargo.args(["--package", package, "--bin", name]);
+            cargo.arg("--target-dir").arg(workspace.target().join("package"));
+            cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+            cargo.env("CARGO_ENCODED_RUSTFLAGS", remaps(workspace)?);
+            Ok(artifacts::binary(&artifacts::from(&mut cargo)?, name)?.to_owned())
+        };
+        let build = ["build", "--locked", "--release"];
         let commit = |field: &str| {
             let mut git = Command::new("git");
             git.current_dir(workspace.root()).args(["log", "-1", &format!("--format={field}")]);
@@ -206,8 +199,8 @@ impl<'a> Content<'a> {
             workspace,
             directory: workspace.target().join("package"),
             version: version(workspace)?,
-            ibarr: artifacts::binary(&built, "ibarr")?.to_owned(),
-            ibfab: artifacts::binary(&built, "ibfab")?.to_owned(),
+            ibarr: release(workspace.cargo(&build), "ibarr-user", "ibarr")?,
+            ibfab: release(workspace.house_cargo(&build), "ibarr-fabric", "ibfab")?,
             epoch: match env::var("SOURCE_DATE_EPOCH") {
                 Ok(epoch) => epoch,
                 Err(_) => {

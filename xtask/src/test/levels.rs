@@ -23,15 +23,22 @@ pub(super) const LEVELS: &[Level] = &[
         name: "lint",
         what: "format, clippy, documentation, the project's rules",
         fast: true,
-        budget: Duration::from_secs(105),
+        budget: Duration::from_secs(100),
         run: lint,
     },
     Level {
         name: "unit",
         what: "unit, golden, property, driver and documentation tests",
         fast: true,
-        budget: Duration::from_secs(260),
+        budget: Duration::from_secs(250),
         run: unit,
+    },
+    Level {
+        name: "ibtun",
+        what: "the software InfiniBand, a workspace of its own: lint, unit, golden and property tests",
+        fast: true,
+        budget: Duration::from_secs(30),
+        run: house,
     },
     Level {
         name: "sim",
@@ -162,27 +169,49 @@ pub(super) fn help() -> String {
 }
 
 fn lint(bench: &Bench<'_>) -> Result<Outcome> {
-    let cargo = |arguments: &[&str]| process::run(&mut bench.workspace.cargo(arguments));
-    let doc = ["doc", "--locked", "--workspace", "--no-deps", "--document-private-items"];
-    let checks = [
-        cargo(&["fmt", "--all", "--check"]),
-        cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-Dwarnings"]),
-        cargo(&["check", "--locked", "--package=ibarr-no-std", "--features=prove"]),
-        process::run(bench.workspace.cargo(&doc).env("RUSTDOCFLAGS", "-Dwarnings")),
-        process::run(&mut fuzz::cargo(bench.workspace, &["fmt", "--check"])),
-        process::run(&mut fuzz::cargo(
-            bench.workspace,
-            &["clippy", "--locked", "--all-targets", "--", "-Dwarnings"],
-        )),
+    let fuzz = |arguments: &[&str]| process::run(&mut fuzz::cargo(bench.workspace, arguments));
+    let prove = ["check", "--locked", "--package=ibarr-no-std", "--features=prove"];
+    let more = [
+        process::run(&mut bench.workspace.cargo(&prove)),
+        fuzz(&["fmt", "--check"]),
+        fuzz(&["clippy", "--locked", "--all-targets", "--", "-Dwarnings"]),
         tidy::check(bench.workspace),
     ];
+    let checks = rustc_lints(|arguments| bench.workspace.cargo(arguments));
+    all_pass(checks.into_iter().chain(more))?;
+    Ok(Outcome::Passed(Count::default()))
+}
+
+/// Format, clippy and documentation of a workspace.
+fn rustc_lints(cargo: impl Fn(&[&str]) -> Command) -> [Result<()>; 3] {
+    let clippy = ["clippy", "--locked", "--workspace", "--all-targets", "--", "-Dwarnings"];
+    let doc = ["doc", "--locked", "--workspace", "--no-deps", "--document-private-items"];
+    [
+        process::run(&mut cargo(&["fmt", "--all", "--check"])),
+        process::run(&mut cargo(&clippy)),
+        process::run(cargo(&doc).env("RUSTDOCFLAGS", "-Dwarnings")),
+    ]
+}
+
+fn all_pass(checks: impl Iterator<Item = Result<()>>) -> Result<()> {
     let failed: Vec<_> =
-        checks.iter().filter_map(|check| check.as_ref().err().map(ToString::to_string)).collect();
+        checks.filter_map(|check| check.err().map(|error| error.to_string())).collect();
     if !failed.is_empty() {
         bail!("{}", failed.join("; "));
     }
-    Ok(Outcome::Passed(Count::default()))
+    Ok(())
 }
+
+fn house(bench: &Bench<'_>) -> Result<Outcome> {
+    let cargo = |arguments: &[&str]| bench.workspace.house_cargo(arguments);
+    all_pass(rustc_lints(cargo).into_iter())?;
+    let tests = bench.house()?.iter().filter(|artifact| artifact.is_test);
+    let mut count = suite::run(bench.workspace, tests, Privilege::Unprivileged, &[], &[])?;
+    count += suite::run_command("documentation", &mut cargo(&DOC_TESTS))?;
+    Ok(Outcome::Passed(count))
+}
+
+const DOC_TESTS: [&str; 4] = ["test", "--locked", "--workspace", "--doc"];
 
 /// Checks that every dependency is used, by cargo-machete, which is compiled once.
 fn unused_dependencies(workspace: &Workspace) -> Result<()> {
@@ -202,8 +231,7 @@ fn unit(bench: &Bench<'_>) -> Result<Outcome> {
     let path = toolbox.path()?;
     let variables = [("PATH", path.as_os_str())];
     let mut count = suite::run(bench.workspace, tests, Privilege::Unprivileged, &variables, &[])?;
-    let doc = &["test", "--locked", "--workspace", "--doc"];
-    count += suite::run_command("documentation", &mut bench.workspace.cargo(doc))?;
+    count += suite::run_command("documentation", &mut bench.workspace.cargo(&DOC_TESTS))?;
     Ok(Outcome::Passed(count))
 }
 
@@ -221,7 +249,7 @@ fn opensm_on_fabric(bench: &Bench<'_>) -> Result<Outcome> {
         Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
     };
     let ibarr = artifacts::binary(bench.built()?, "ibarr")?.as_os_str();
-    let ibfab = artifacts::binary(bench.built()?, "ibfab")?.as_os_str();
+    let ibfab = artifacts::binary(bench.house()?, "ibfab")?.as_os_str();
     let variables = [
         ("IBARR_UNDER_TEST", ibarr),
         ("IBFAB_UNDER_TEST", ibfab),
@@ -400,10 +428,10 @@ mod tests {
 
     #[test]
     fn fast_and_all_stand_for_levels() {
-        assert_eq!(names(&["fast"]), ["lint", "unit"]);
+        assert_eq!(names(&["fast"]), ["lint", "unit", "ibtun"]);
         assert_eq!(names(&["all"]).len(), LEVELS.len() - 1);
         assert_eq!(names(&["nightly"]), ["nightly"]);
-        assert_eq!(names(&["lab", "fast"]), ["lint", "unit", "lab"]);
+        assert_eq!(names(&["lab", "fast"]), ["lint", "unit", "ibtun", "lab"]);
         let in_guests = ["vm-netlink", "vm-responder", "vm-rdma", "vm-cluster"];
         assert_eq!(names(&["vm"]), in_guests);
     }

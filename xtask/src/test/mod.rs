@@ -6,9 +6,10 @@ mod levels;
 mod suite;
 
 use std::cell::OnceCell;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
 use self::suite::Count;
 use crate::artifacts::{self, Artifact};
@@ -29,8 +30,12 @@ pub(crate) struct Args {
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let chosen = levels::choose(&args.levels)?;
-    let bench =
-        Bench { workspace, privilege: Privilege::find(args.no_sudo)?, built: OnceCell::new() };
+    let bench = Bench {
+        workspace,
+        privilege: Privilege::find(args.no_sudo)?,
+        built: OnceCell::new(),
+        house: OnceCell::new(),
+    };
     let strict = workspace::is_ci();
     let mut reports = Vec::new();
     for level in chosen {
@@ -76,19 +81,31 @@ struct Bench<'a> {
     workspace: &'a Workspace,
     privilege: Privilege,
     built: OnceCell<Vec<Artifact>>,
+    house: OnceCell<Vec<Artifact>>,
 }
 
 impl Bench<'_> {
     /// Every binary and test of the workspace, from one build. So dependencies have the same features for
     /// all levels, and none is compiled twice.
     fn built(&self) -> Result<&[Artifact]> {
-        if self.built.get().is_none() {
-            let arguments = ["build", "--locked", "--workspace", "--all-targets"];
-            let built = artifacts::build(self.workspace, &arguments)?;
-            return Ok(self.built.get_or_init(|| built));
-        }
-        self.built.get().map(Vec::as_slice).context("built above")
+        once(&self.built, &mut self.workspace.cargo(&EVERYTHING))
     }
+
+    /// The same of the software InfiniBand.
+    fn house(&self) -> Result<&[Artifact]> {
+        once(&self.house, &mut self.workspace.house_cargo(&EVERYTHING))
+    }
+}
+
+const EVERYTHING: [&str; 4] = ["build", "--locked", "--workspace", "--all-targets"];
+
+/// What `command` builds, which runs once.
+fn once<'a>(cell: &'a OnceCell<Vec<Artifact>>, command: &mut Command) -> Result<&'a [Artifact]> {
+    if let Some(built) = cell.get() {
+        return Ok(built);
+    }
+    let built = artifacts::from(command)?;
+    Ok(cell.get_or_init(|| built))
 }
 
 struct Report {

@@ -26,10 +26,12 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     // Without packages for other systems, which are in none of our builds.
     let host = workspace::host_triple()?;
     let platform = ["--filter-platform", &host];
-    let metadata = workspace::metadata(workspace.root(), &platform)?;
-    problems.extend(arrows::check(&metadata));
     let allowed = licences::allowed(&files)?;
-    problems.extend(licences::check(&metadata, &allowed));
+    for root in [workspace.root(), &workspace.house()] {
+        let metadata = workspace::metadata(root, &platform)?;
+        problems.extend(arrows::check(&metadata));
+        problems.extend(licences::check(&metadata, &allowed));
+    }
     let fuzz = workspace::metadata(&workspace.root().join("fuzz"), &platform)?;
     problems.extend(licences::check(&fuzz, &allowed));
 

@@ -5,6 +5,7 @@
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use object::read::elf::ElfFile64;
@@ -13,7 +14,6 @@ use object::{Object as _, ObjectSection as _};
 use super::cpio::Archive;
 use super::kernel::Module;
 use crate::artifacts::{self, Artifact};
-use crate::workspace::Workspace;
 
 /// Paths that the guest's `init` reads. `ibarr-testbed/src/vm/init.rs` has the same.
 const COMMAND: &str = "/command";
@@ -33,7 +33,7 @@ pub(super) struct Program {
 /// Builds statically linked binaries of this checkout, for a guest without libraries. `arguments` name
 /// packages and targets. `command` is `build` or `test`.
 pub(super) fn build(
-    workspace: &Workspace,
+    cargo: impl Fn(&[&str]) -> Command,
     command: &str,
     arguments: &[&str],
 ) -> Result<Vec<Artifact>> {
@@ -50,7 +50,7 @@ pub(super) fn build(
     all.extend(["--config", &flags, "--config", strip, "--config", optimise]);
     all.extend(["--config", fabric, "--config", formats]);
     all.extend(arguments);
-    artifacts::build(workspace, &all)
+    artifacts::from(&mut cargo(&all))
 }
 
 /// Writes the archive that the kernel unpacks as its root file system to `path`.

@@ -349,8 +349,9 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
     // All programs of all scenarios, so that cargo builds shared parts once.
     let mut wanted = vec!["--package", "ibarr-testbed", "--example", "ibarr-guest"];
     wanted.extend(["--package", "ibarr-user", "--bin", "ibarr"]);
-    wanted.extend(["--package", "ibarr-fabric", "--bin", "ibfab"]);
-    let built = image::build(workspace, "build", &wanted)?;
+    let mut built = image::build(|arguments| workspace.cargo(arguments), "build", &wanted)?;
+    let fabric = ["--bin", "ibfab"];
+    built.extend(image::build(|arguments| workspace.house_cargo(arguments), "build", &fabric)?);
     let program = |path: &str, name| image::ours(path, artifacts::binary(&built, name)?);
     let mut prepared = Prepared {
         name: "hello",
@@ -546,7 +547,7 @@ fn prepare_ls(
 /// Builds the tests `name` of the test bed.
 fn tests(workspace: &Workspace, name: &str) -> Result<PathBuf> {
     let arguments = ["--no-run", "--package", "ibarr-testbed", "--test", name];
-    let built = image::build(workspace, "test", &arguments)?;
+    let built = image::build(|arguments| workspace.cargo(arguments), "test", &arguments)?;
     let is_it = |artifact: &Artifact| artifact.is_test && artifact.target == name;
     let tests = built.into_iter().find(is_it);
     Ok(tests.with_context(|| format!("this checkout has no tests called {name}"))?.executable)

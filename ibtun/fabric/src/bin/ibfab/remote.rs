@@ -390,14 +390,16 @@ mod tests {
     use std::fs::File;
     use std::os::fd::AsRawFd;
 
+    use nix::unistd::mkdtemp;
+
     use super::*;
 
     /// The hosts are sockets in a temporary directory.
     #[test]
     fn remote_host_joins_exchanges_packets_and_leaves_when_silent() {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = mkdtemp(&std::env::temp_dir().join("ibfab-XXXXXX")).unwrap();
         // The name of a socket has few bytes, and that of the directory may have many.
-        let open = File::open(directory.path()).unwrap();
+        let open = File::open(&directory).unwrap();
         let path = |name: &str| format!("unix:/proc/self/fd/{}/{name}", open.as_raw_fd());
         let topology =
             "Switch 2 \"S\"\n[1] \"H1\"[1]\n[2] \"H2\"[1]\n\nCa 1 \"H1\"\n\nCa 1 \"H2\"\n";
