@@ -5,6 +5,7 @@
 
 mod arrows;
 mod counts;
+mod house;
 mod licences;
 mod modules;
 mod text;
@@ -44,6 +45,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     problems.extend(text::paths_in_comments(&files));
     problems.extend(text::proofs(&files));
     problems.extend(text::test_command(&files));
+    problems.extend(house::check(&files));
     problems.extend(weight::check(&files));
     problems.extend(weight::check_commit(workspace.root())?);
 
