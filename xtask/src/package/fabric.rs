@@ -60,9 +60,10 @@ fn program(content: &Content<'_>) -> Result<PathBuf> {
     let root = deb::begin(content, name)?;
     write(&root.join("usr/sbin/ibfab"), &fs::read(&content.ibfab)?, 0o755)?;
     let doc = root.join("usr/share/doc").join(name);
-    for (from, to) in
-        [("docs/dev/fabric.md", "fabric.md"), ("ibtun/fabric/laptop.topo", "examples/laptop.topo")]
-    {
+    for (from, to) in [
+        ("ibtun/fabric/README.md", "fabric.md"),
+        ("ibtun/fabric/laptop.topo", "examples/laptop.topo"),
+    ] {
         write(&doc.join(to), &read(&checkout.join(from))?, 0o644)?;
     }
     let about = About {

@@ -247,7 +247,7 @@ impl NodeId {
 impl FromStr for Topology {
     type Err = ParseError;
 
-    /// Parses the format of `ibnetdiscover` and ibsim; docs/dev/fabric.md describes it.
+    /// Parses the format of `ibnetdiscover` and ibsim; ibtun/fabric/README.md describes it.
     fn from_str(text: &str) -> Result<Self, ParseError> {
         parse::parse(text)
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! `ibfab`: a software InfiniBand fabric behind Linux's own InfiniBand stack. See `ibfab --help`
-//! for its commands, and docs/dev/fabric.md for its use.
+//! for its commands, and ibtun/fabric/README.md for its use.
 
 mod capture;
 mod cli;
