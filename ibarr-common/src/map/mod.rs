@@ -74,26 +74,18 @@ pub const NAMES: [&str; 10] = [
 ];
 
 /// The maximum number of entries of each map.
+#[expect(missing_docs, reason = "its constants are named for what they bound")]
 pub mod max_entries {
     /// Of [`super::GID_CACHE`]. An entry takes memory only while it exists.
     pub const GID_CACHE: usize = 1 << 17;
-    /// Of [`super::OWN_BITS`].
     pub const OWN_BITS: usize = (super::OwnBit::COUNT / u64::BITS) as usize;
-    /// Of [`super::LEARNED_GIDS`].
     pub const LEARNED_GIDS: usize = 1 << 16;
-    /// Of [`super::INTERFACES`].
     pub const INTERFACES: usize = 1 << 8;
-    /// Of [`super::FAR_INTERFACES`].
     pub const FAR_INTERFACES: usize = 1 << 10;
-    /// Of [`super::ALLOW`].
     pub const ALLOW: usize = 1 << 12;
-    /// Of [`super::NEIGHBOURS`].
     pub const NEIGHBOURS: usize = 1 << 16;
-    /// Of [`super::ROUTES`].
     pub const ROUTES: usize = 1 << 14;
-    /// Of [`super::RESPONDER_CFG`].
     pub const RESPONDER_CFG: usize = 1;
-    /// Of [`super::COUNTERS`].
     pub const COUNTERS: usize = super::Program::ALL.len();
 }
 

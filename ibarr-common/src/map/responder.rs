@@ -102,10 +102,10 @@ pub struct Allow {
 /// A next hop on an interface.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Hash, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct NeighbourKey {
     /// In the form of [`octets`].
     pub address: [u8; 16],
-    /// The ifindex.
     pub ifindex: u32,
 }
 

@@ -28,12 +28,12 @@ pub const LEN: usize = 256;
 
 /// The fields that every MAD has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Header {
     /// Selects the manager or agent that handles the MAD.
     pub class: Class,
     /// Version of the class.
     pub class_version: u8,
-    /// The operation.
     pub method: Method,
     /// The result; [`Status::OK`] in a request.
     pub status: Status,
@@ -98,12 +98,12 @@ impl fmt::Display for Header {
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Class(u8);
 
+#[expect(missing_docs, reason = "its items are named for what they are")]
 impl Class {
     /// Subnet management by LID.
     pub const SM_LID_ROUTED: Self = Self(0x01);
     /// Subnet management by directed route.
     pub const SM_DIRECTED_ROUTE: Self = Self(0x81);
-    /// Subnet administration.
     pub const SUBNET_ADM: Self = Self(0x03);
     /// Performance management: counters of a port.
     pub const PERFORMANCE: Self = Self(0x04);
@@ -113,7 +113,6 @@ impl Class {
         Self(class)
     }
 
-    /// The class number.
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -129,14 +128,12 @@ impl fmt::Display for Class {
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Method(u8);
 
+#[expect(missing_docs, reason = "its items are named for what they are")]
 impl Method {
-    /// Reads an attribute.
     pub const GET: Self = Self(0x01);
-    /// Writes an attribute.
     pub const SET: Self = Self(0x02);
     /// The answer to Get and Set.
     pub const GET_RESP: Self = Self(0x81);
-    /// Reports an event.
     pub const TRAP: Self = Self(0x05);
     /// The answer to a trap: stops its repetition.
     pub const TRAP_REPRESS: Self = Self(0x07);
@@ -152,7 +149,6 @@ impl Method {
         Self(method)
     }
 
-    /// The method number.
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -184,6 +180,7 @@ impl Status {
     /// Unsupported method.
     pub const BAD_METHOD: Self = Self(2 << 2);
     /// Unsupported combination of method and attribute.
+    /// Unsupported method.
     pub const BAD_METHOD_OF_ATTRIBUTE: Self = Self(3 << 2);
     /// A field has an illegal value.
     pub const BAD_FIELD: Self = Self(7 << 2);

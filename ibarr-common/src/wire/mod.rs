@@ -24,12 +24,12 @@ use core::fmt;
 
 /// Reason why bytes are not a legal message. Malformed input is counted by these reasons.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Error {
     /// Shorter than the length in its header.
     Truncated,
     /// Bytes follow the message, or it is longer than any may be.
     TrailingBytes,
-    /// An unsupported version.
     Version,
     /// The wrong number of TLVs for this message.
     TlvCount,

@@ -48,6 +48,7 @@ pub struct PathQuestion {
     pub qos_class: Option<QosClass>,
 }
 
+#[expect(missing_docs, reason = "its items are named for what they are")]
 impl PathQuery {
     /// Nothing is known.
     pub const ANY: Self = Self { mask: 0, record: PathRecord::from_octets([0; PathRecord::LEN]) };
@@ -84,12 +85,10 @@ impl PathQuery {
         (self.mask | NUMB_PATH, wire)
     }
 
-    /// The destination.
     pub fn dgid(&self) -> Option<Gid> {
         Gid::new(self.wire().dgid)
     }
 
-    /// The source.
     pub fn sgid(&self) -> Option<Gid> {
         Gid::new(self.wire().sgid)
     }
@@ -104,7 +103,6 @@ impl PathQuery {
         Lid::new(self.wire().slid.get()).filter(|_| self.has(SLID))
     }
 
-    /// The partition.
     pub fn pkey(&self) -> Option<PKey> {
         PKey::new(self.wire().pkey.get())
     }

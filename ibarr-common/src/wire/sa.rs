@@ -37,10 +37,10 @@ pub enum Question {
 
 /// A question with its transaction ID.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Request {
     /// The answer has the same TID.
     pub tid: Tid,
-    /// What is asked.
     pub question: Question,
 }
 
@@ -100,11 +100,11 @@ fn emit_path(header: Header, query: &PathQuery) -> Mad {
 
 /// An answer with its transaction ID.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Response {
     /// The TID of the question.
     pub tid: Tid,
     attribute: AttributeId,
-    /// The result.
     pub answer: Answer,
 }
 

@@ -88,8 +88,8 @@ fn milliseconds(timeout: Duration) -> u32 {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Received<'a> {
     /// A MAD has arrived.
+    #[expect(missing_docs, reason = "its fields are named for what they hold")]
     Mad {
-        /// The receiving agent.
         agent: AgentId,
         /// The LID of the sender as in the packet; `None` if the sending port has none.
         from: Option<Lid>,

@@ -15,12 +15,11 @@ use crate::ib::{Guid, PKey, PathRecord};
 
 /// What the service answers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Reply<'a> {
-    /// To any question.
     Refused(Status),
     /// To [`Ask::Resolve`]: at least one path, and the source if the service has chosen it.
     Paths(Paths, Option<Address>),
-    /// To [`Ask::Counters`].
     Counters(Counters),
     /// To [`Ask::Endpoint`]: the endpoint and its addresses.
     Endpoint(Endpoint, Names<'a>),

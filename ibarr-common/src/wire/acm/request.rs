@@ -13,14 +13,13 @@ use crate::ib::PathRecord;
 
 /// What a client asks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Request {
     /// The client's number for it.
     pub tid: Tid,
-    /// The question.
     pub ask: Ask,
 }
 
-/// A question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Ask {
