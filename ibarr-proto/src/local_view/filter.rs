@@ -231,7 +231,6 @@ mod tests {
         assert_eq!(StaticGids::new([entry]).unwrap().lookup(ip), Some(gid));
     }
 
-    /// Tries every split.
     fn matches_naively(pattern: &[u8], name: &[u8]) -> bool {
         match pattern.split_first() {
             None => name.is_empty(),

@@ -131,8 +131,8 @@ pub enum Event {
 
 /// An address of this node, and the answer for it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Owned {
-    /// The address.
     pub address: IpAddr,
     /// The interface of a link-local IPv6 address; `None` for any other.
     pub scope: Option<IfIndex>,
@@ -181,8 +181,8 @@ pub struct Interface {
 
 /// An address of an interface in reports.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct AddressStatus {
-    /// The address.
     pub address: IpAddr,
     /// Its state of duplicate address detection.
     pub dad: Dad,

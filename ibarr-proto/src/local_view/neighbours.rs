@@ -46,8 +46,8 @@ const _: () = assert!(2 * MAX_NEIGHBOURS <= max_entries::NEIGHBOURS);
 
 /// An entry of the kernel's neighbour tables as in `RTM_NEWNEIGH`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Entry {
-    /// The interface.
     pub ifindex: IfIndex,
     /// `NDA_DST`.
     pub address: IpAddr,

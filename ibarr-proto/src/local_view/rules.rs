@@ -50,8 +50,8 @@ pub enum Selects {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Action {
     /// It looks up a table, and may ignore some of the results (`FRA_SUPPRESS_PREFIXLEN`).
+    #[expect(missing_docs, reason = "its fields are named for what they hold")]
     Lookup {
-        /// The table.
         table: u32,
         /// Whether it ignores some results.
         suppresses: bool,
@@ -74,10 +74,9 @@ pub enum Datagrams {
 
 /// Datagrams that policy rules may send by another way than the kernel's connections.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Diverted {
-    /// The datagrams.
     pub datagrams: Datagrams,
-    /// Our UDP port.
     pub port: NonZeroU16,
     /// What rules know of the datagrams.
     pub traffic: Traffic,

@@ -12,7 +12,6 @@ use super::{AltNames, HwAddr, InterfaceName};
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Served {
     pub ifindex: IfIndex,
-    /// The current name.
     pub name: InterfaceName,
     pub altnames: AltNames,
     /// The VRF that it is in.

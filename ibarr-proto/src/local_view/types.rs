@@ -87,6 +87,7 @@ pub struct AddressId {
     peer: Option<IpAddr>,
 }
 
+#[expect(missing_docs, reason = "its items are named for what they are")]
 impl AddressId {
     /// `address` is the local address (`IFA_LOCAL`, or `IFA_ADDRESS` if that is missing), `peer`
     /// the other end (`IFA_ADDRESS` if it differs).
@@ -97,12 +98,10 @@ impl AddressId {
         }
     }
 
-    /// The interface.
     pub const fn ifindex(&self) -> IfIndex {
         self.ifindex
     }
 
-    /// The local address.
     pub const fn address(&self) -> IpAddr {
         self.address
     }
@@ -153,12 +152,10 @@ pub enum Bonding {
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct LinkType(u16);
 
+#[expect(missing_docs, reason = "its values are named for what they are")]
 impl LinkType {
-    /// An Ethernet interface.
     pub const ETHERNET: Self = Self(1);
-    /// An IPoIB interface.
     pub const INFINIBAND: Self = Self(32);
-    /// The loopback interface.
     pub const LOOPBACK: Self = Self(772);
 
     /// Takes the value of `ifi_type`.

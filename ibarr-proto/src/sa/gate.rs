@@ -180,7 +180,6 @@ impl Gate {
         true
     }
 
-    /// A probe leaves.
     pub(super) fn probed(&mut self, now: Instant, rng: &mut impl Rng) {
         if let Some(Probing { from, at, pause }) = &mut self.probing {
             *pause = (*pause * 2).min(LONGEST_PAUSE);

@@ -694,8 +694,8 @@ impl Flight {
 /// The load of a port.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Load {
-    /// Questions in flight.
     pub questions: usize,
     /// MADs that the SA has to answer.
     #[cfg_attr(feature = "serde", serde(rename = "in-air"))]

@@ -247,7 +247,6 @@ impl Sim {
         }
     }
 
-    /// The driver's loop.
     fn drain(&mut self, index: usize) {
         let now = self.now;
         loop {
