@@ -7,6 +7,7 @@ use std::time::Duration;
 
 /// Counts of what happened in a simulation.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Counts {
     /// Calls of `rdma_resolve_addr`.
     pub calls: u64,
@@ -48,17 +49,14 @@ pub struct Counts {
     pub applications_told: u64,
     /// Queries that our clients sent.
     pub queries: u64,
-    /// Replies to peers.
     pub replies: u64,
     /// Replies among those sent by programs in the kernel.
     pub answered_in_kernel: u64,
-    /// Datagrams sent.
     pub datagrams: u64,
     /// Datagrams lost.
     pub lost: u64,
     /// Faults.
     pub faults: u64,
-    /// Turns of daemons.
     pub turns: u64,
     /// Changes of the health of daemons.
     pub health_changes: u64,

@@ -85,10 +85,10 @@ pub enum Input<'a> {
 
 /// A datagram for the daemon.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Transmit {
     /// The request in it, for [`Kernel::not_delivered`].
     request: Option<(Kind, Seq)>,
-    /// The bytes.
     pub bytes: Vec<u8>,
 }
 

@@ -34,8 +34,8 @@ use crate::world::Broken;
 
 /// The size of a simulation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Plan {
-    /// Number of machines.
     pub nodes: usize,
     /// Duration of the requests and faults.
     pub time: Duration,
@@ -59,14 +59,13 @@ pub struct Report {
     pub counts: Counts,
 }
 
-/// A broken claim.
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Failure {
     /// Seed of the simulation.
     pub seed: u64,
     /// Time since its beginning.
     pub after: Duration,
-    /// What is wrong.
     pub claim: String,
     /// The preceding events of the machines concerned.
     pub trace: Vec<String>,

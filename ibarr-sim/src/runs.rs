@@ -12,8 +12,8 @@ use crate::{Bug, Counts, Failure, Plan, run};
 
 /// The result of many simulations.
 #[derive(Debug, Default)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Runs {
-    /// Number of simulations.
     pub seeds: u64,
     /// Sum of their hashes, independent of the order in which they ran.
     pub hash: u64,

@@ -81,6 +81,7 @@ impl Capture {
 
 /// A datagram on one interface.
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Captured {
     /// Time since 1970.
     pub time: Duration,
@@ -92,7 +93,6 @@ pub struct Captured {
     pub source: SocketAddr,
     /// Its destination address and port.
     pub destination: SocketAddr,
-    /// Its UDP payload.
     pub payload: Vec<u8>,
 }
 

@@ -13,12 +13,11 @@ use super::{CONNECTIONS, Event, Hearing, Phase, Plan, Second, stays};
 
 /// A measured value and its bound.
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Bound {
     /// Name of the value.
     pub what: String,
-    /// Measured value.
     pub is: f64,
-    /// Greatest allowed value.
     pub most: f64,
 }
 

@@ -120,7 +120,6 @@ impl fmt::Display for Event {
 /// The load on the SA in one second, and the outcomes.
 #[derive(Clone, Debug, Default)]
 struct Second {
-    /// MADs of ports.
     mads: u64,
     /// First MADs of a question: about a path that IPoIB keeps; about another path; about the SA.
     kept: u64,

@@ -8,7 +8,6 @@ use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::Datagram;
 use ibarr_proto::local_view::HwAddr;
 
-/// A UDP datagram.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packet {
     pub(super) from: SocketAddr,

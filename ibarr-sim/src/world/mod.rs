@@ -92,7 +92,6 @@ struct World {
     steps: (u64, u32),
 }
 
-/// A future event.
 #[derive(Clone, Copy, Debug)]
 enum What {
     /// The daemon has work.

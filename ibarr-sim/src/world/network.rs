@@ -43,7 +43,6 @@ impl Network {
         }
     }
 
-    /// Another daemon listens.
     pub(super) fn listener_starts(&mut self) {
         self.dump += 1;
         self.tells_neighbours = false;

@@ -124,7 +124,6 @@ impl Cut {
 }
 
 impl World {
-    /// Builds all machines.
     pub(super) fn build(&mut self) {
         for id in 0..self.plan.nodes {
             let machine = self.machine(id);

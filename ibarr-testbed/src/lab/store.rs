@@ -72,8 +72,8 @@ pub struct Daemon {
 
 /// A process, identified also after its id is used again.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Process {
-    /// The process id.
     pub pid: u32,
     /// Its start in clock ticks since boot, which a later process with the same id does not have.
     pub start_time: u64,

@@ -42,8 +42,8 @@ pub(super) struct Device {
 
 /// A MAD that leaves the port.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Sent {
-    /// The destination LID.
     pub to: Lid,
     /// The destination queue pair.
     pub qpn: u32,

@@ -21,8 +21,8 @@ pub enum PortState {
 
 /// The state of a port as a driver shows it. Without a LID, no subnet manager has configured it yet.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Shown {
-    /// The link state.
     pub state: PortState,
     /// The LID of the port.
     pub lid: Option<Lid>,
@@ -32,7 +32,6 @@ pub struct Shown {
     pub sm_lid: Option<Lid>,
     /// The service level to the subnet manager.
     pub sm_sl: Sl,
-    /// The GID table.
     pub gids: Vec<Gid>,
     /// The P_Key table; 0 is no key.
     pub pkeys: Vec<u16>,

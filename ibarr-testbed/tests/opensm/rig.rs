@@ -29,7 +29,6 @@ pub(crate) struct Rig {
     pub(crate) machine: Machine,
 }
 
-/// An OpenSM.
 pub(crate) struct Manager {
     process: Running,
     directory: PathBuf,

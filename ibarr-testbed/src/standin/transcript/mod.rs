@@ -70,8 +70,8 @@ pub enum Reflex {
 
 /// A message of a daemon, right or wrong.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Saying {
-    /// The right answer.
     Answer,
     /// The answer with some other bytes. Its length field fits.
     Changed {

@@ -73,7 +73,6 @@ impl Place {
 pub(crate) const B: Place = Place::Netns("b");
 /// The other node in our IP subnet.
 pub(crate) const N: Place = Place::Netns("n");
-/// The router.
 pub(crate) const R: Place = Place::Netns("r");
 
 /// An IPoIB interface of the rig.
