@@ -14,7 +14,6 @@ use toml::de::{DeTable, DeValue};
 
 use crate::spelling::are_near;
 
-/// A configuration file.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Source {
     /// Its path, for people.
@@ -37,7 +36,6 @@ pub struct Mistake {
     pub column: usize,
     /// Object, cause and remedy.
     pub message: String,
-    /// The line.
     pub text: String,
     /// The place in the line, in bytes.
     #[serde(skip)]

@@ -18,14 +18,14 @@ use crate::sys::peer::{self, Peer};
 
 /// Decides which peers may change the daemon, see the [module](self).
 #[derive(Clone, Debug)]
-pub struct Access {
+pub(crate) struct Access {
     group: watch::Receiver<GroupId>,
     look: mpsc::Sender<()>,
 }
 
 /// The gid of the group whose members may change the daemon.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum GroupId {
+pub(crate) enum GroupId {
     /// It is not known yet.
     Unknown(GroupUnknown),
     /// The user database has no such group.
@@ -39,7 +39,7 @@ impl Access {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn start(
+    pub(crate) fn start(
         find_group: impl Fn() -> io::Result<Option<u32>> + Send + 'static,
     ) -> io::Result<Self> {
         let (told, group) = watch::channel(GroupId::Unknown(GroupUnknown::NoAnswerYet));
@@ -68,13 +68,13 @@ impl Access {
     }
 
     /// Asks the user database again, without waiting for the answer.
-    pub fn look_again(&self) {
+    pub(crate) fn look_again(&self) {
         // A pending look-up is enough.
         self.look.try_send(()).ok();
     }
 
     /// The state of the look-up.
-    pub fn group(&self) -> GroupId {
+    pub(crate) fn group(&self) -> GroupId {
         self.group.borrow().clone()
     }
 
@@ -86,13 +86,13 @@ impl Access {
     }
 
     /// Whether the process that connected `socket` may change the daemon.
-    pub fn may_change(&self, socket: BorrowedFd<'_>, peer: Peer) -> bool {
+    pub(crate) fn may_change(&self, socket: BorrowedFd<'_>, peer: Peer) -> bool {
         peer.is_root_or_us() || self.has_member(socket, peer)
     }
 
     /// Whether the process that connected `socket` is in the group, by the groups of the process
     /// and not those of the user database.
-    pub fn has_member(&self, socket: BorrowedFd<'_>, peer: Peer) -> bool {
+    pub(crate) fn has_member(&self, socket: BorrowedFd<'_>, peer: Peer) -> bool {
         let GroupId::Is(gid) = *self.group.borrow() else { return false };
         peer.gid == gid || peer::groups(socket).is_ok_and(|groups| groups.contains(&gid))
     }
@@ -102,7 +102,7 @@ impl Access {
 ///
 /// # Errors
 /// Errors of getgrnam_r(3).
-pub fn find_group(name: &str) -> io::Result<Option<u32>> {
+pub(crate) fn find_group(name: &str) -> io::Result<Option<u32>> {
     Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()))
 }
 

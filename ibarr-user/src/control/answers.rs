@@ -2,6 +2,8 @@
 
 //! Requests for addresses and paths, and the answers.
 
+#![expect(missing_docs, reason = "the fields are named for what they hold")]
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
@@ -20,7 +22,6 @@ use super::values::{Elapsed, Millis};
 /// queries leave by.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Target {
-    /// The address.
     pub ip: IpAddr,
     /// The interface; absent if routing selects it.
     pub scope: Option<IfIndex>,
@@ -79,7 +80,6 @@ ibarr_common::words! {
 pub struct Answer {
     /// The address asked for.
     pub ip: IpAddr,
-    /// The outcome.
     pub status: request::Status,
     /// The GID, if found.
     pub gid: Option<Gid>,
@@ -121,7 +121,6 @@ impl From<Answer> for Resolved {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Mismatch {
-    /// The other source.
     pub with: MismatchWith,
     /// What it says, for people.
     pub message: String,
@@ -143,7 +142,6 @@ ibarr_common::words! {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct UnknownName {
-    /// The name.
     pub name: String,
     /// What the system's resolver says.
     pub message: String,
@@ -172,13 +170,11 @@ pub struct Summary {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Times {
-    /// The shortest.
     pub min: Elapsed,
     /// Half of the times are at most this.
     pub median: Elapsed,
     /// 99 of 100 times are at most this.
     pub p99: Elapsed,
-    /// The longest.
     pub max: Elapsed,
 }
 
@@ -187,7 +183,6 @@ pub struct Times {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Pinged {
-    /// The address.
     pub ip: IpAddr,
     /// What the command line named, if that is not the address alone.
     pub name: Option<String>,
@@ -235,11 +230,8 @@ pub struct PathAnswer {
     pub port: PortName,
     /// Why this port was chosen.
     pub chosen: Option<paths::Choice>,
-    /// Source GID.
     pub sgid: Gid,
-    /// Destination GID.
     pub dgid: Gid,
-    /// The outcome.
     pub status: paths::Status,
     /// Origin of the outcome, if the subnet administrator said it.
     pub source: Option<paths::Source>,
@@ -256,7 +248,6 @@ pub struct PathAnswer {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PathHops {
-    /// Source LID.
     pub slid: Lid,
     /// Destination LID: the end of the path, or the router to another subnet.
     pub dlid: Lid,
@@ -266,13 +257,11 @@ pub struct PathHops {
     pub flow_label: FlowLabel,
     /// Traffic class for routers.
     pub tclass: u8,
-    /// Service level.
     pub sl: Sl,
     /// MTU in bytes.
     pub mtu: Option<u16>,
     /// The code of the MTU instead, if its meaning is not known here.
     pub mtu_code: Option<u8>,
-    /// Rate in Gbit/s.
     pub gbit_s: Option<f64>,
     /// The code of the rate instead, if its meaning is not known here.
     pub rate_code: Option<u8>,
@@ -289,9 +278,7 @@ pub struct PathHops {
 pub struct CachedPath {
     /// Port, such as `mlx5_0/1`.
     pub port: PortName,
-    /// Source GID.
     pub sgid: Gid,
-    /// Destination GID.
     pub dgid: Gid,
     /// P_Key that the request named.
     pub pkey: Option<PKey>,

@@ -2,6 +2,8 @@
 
 //! What commands find without the daemon.
 
+#![expect(missing_docs, reason = "the fields are named for what they hold")]
+
 use std::net::IpAddr;
 
 use ibarr_common::IfIndex;
@@ -20,9 +22,7 @@ use super::values::Millis;
 pub struct Check {
     /// What was examined, such as `sa`. The names are part of the format.
     pub check: String,
-    /// The result.
     pub state: CheckState,
-    /// What was found.
     pub found: String,
     /// What to do; absent if there is nothing to do.
     pub remedy: Option<String>,
@@ -33,7 +33,6 @@ ibarr_common::words! {
     CheckState {
         /// It cannot be examined, or has no meaning here.
         Skipped = "skipped",
-        /// It works.
         Ok = "ok",
         /// Connections work, but slower or not in all cases.
         Warn = "warn",
@@ -43,7 +42,6 @@ ibarr_common::words! {
 }
 
 impl Check {
-    /// It works.
     pub fn ok(check: &str, found: impl Into<String>) -> Self {
         Self { check: check.to_owned(), state: CheckState::Ok, found: found.into(), remedy: None }
     }
@@ -72,7 +70,6 @@ impl Check {
 pub struct Setting {
     /// Its name, after those of the enclosing table and a dot. For a `[[table]]` the name of the table.
     pub key: String,
-    /// Its value.
     pub value: serde_json::Value,
     /// The file that has it; absent for a default.
     pub file: Option<String>,
@@ -99,9 +96,7 @@ pub struct ImportedLine {
     pub file: String,
     /// Its number, from 1; absent if this is about the whole file.
     pub line: Option<u64>,
-    /// The line.
     pub text: String,
-    /// The outcome.
     pub became: Became,
     /// What that means, for people.
     pub what: String,
@@ -116,7 +111,6 @@ ibarr_common::words! {
         Default = "default",
         /// It is about something that ibarr does not have or need.
         Needless = "not needed",
-        /// ibarr behaves differently.
         Lost = "different",
         /// ibacm has no such option.
         Unknown = "unknown",
@@ -150,7 +144,6 @@ pub struct KernelMaps {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct KernelInterface {
-    /// Interface index.
     pub ifindex: IfIndex,
     /// Interface name, if it is in this network namespace.
     pub name: Option<String>,

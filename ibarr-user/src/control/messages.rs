@@ -3,6 +3,8 @@
 //! The documents of the control socket, which `--json` prints unchanged. Each has `"v": 1`; within
 //! version 1, fields are only added.
 
+#![expect(missing_docs, reason = "the fields are named for what they hold")]
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -47,7 +49,6 @@ pub enum Request {
         /// The ends of the path.
         path: Partial,
     },
-    /// All InfiniBand ports.
     Ports,
     /// One page of the path cache.
     Paths {
@@ -63,9 +64,7 @@ pub enum Request {
     },
     /// Forgets all cached addresses and paths (changes the daemon).
     Flush,
-    /// All counters.
     Counters,
-    /// The metrics.
     Metrics {
         /// How they are written.
         #[serde(default, skip_serializing_if = "is_default")]
@@ -75,7 +74,6 @@ pub enum Request {
     Reload,
     /// Shows what happens to each request from now on (shows what others ask).
     Trace(TraceRequest),
-    /// What is logged.
     LogLevel {
         /// What to log from now on (changes the daemon); absent for a look.
         change: Option<LevelChange>,
@@ -105,7 +103,6 @@ impl Request {
     }
 }
 
-/// What to trace.
 #[skip_serializing_none]
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct TraceRequest {
@@ -195,7 +192,6 @@ impl From<Failure> for Response {
 pub enum Body {
     /// The request failed (any request).
     Error {
-        /// Kind and message.
         error: Failure,
         /// Each mistake, if the command has checked the configuration.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -216,7 +212,6 @@ pub enum Body {
         /// The host names without an address.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         unknown_names: Vec<UnknownName>,
-        /// Counts and times.
         summary: Summary,
     },
     /// A line of `ibarr resolve --json-lines`.
@@ -226,12 +221,10 @@ pub enum Body {
     },
     /// The last line of `ibarr resolve --json-lines`.
     Summary {
-        /// Counts and times.
         summary: Summary,
     },
     /// The document of `ibarr ping`; the command makes it of many requests.
     Ping {
-        /// Counts and times.
         ping: Pinged,
     },
     /// Answers [`Request::Resolve`], in the order of the addresses.
@@ -239,31 +232,26 @@ pub enum Body {
         /// One for each address.
         answers: Vec<Answer>,
     },
-    /// Answers [`Request::Cache`].
     Cache {
         /// Unordered. The command prints all pages as one document, ordered by address.
         entries: Vec<CacheEntry>,
         /// Mark for requesting the next page; absent in the last page.
         next: Option<AddressMark>,
     },
-    /// Answers [`Request::Path`].
     Path {
         /// The outcome, with the path if there is one.
         path: Box<PathAnswer>,
     },
-    /// Answers [`Request::Ports`].
     Ports {
         /// Ordered by the time of their appearance.
         ports: Vec<PortStatus>,
     },
-    /// Answers [`Request::Paths`].
     Paths {
         /// Unordered. The command prints all pages as one document.
         paths: Vec<CachedPath>,
         /// Mark for requesting the next page; absent in the last page.
         next: Option<PathMark>,
     },
-    /// Answers [`Request::Counters`].
     Counters {
         /// Values by name; unused counters are included with 0.
         counters: BTreeMap<String, u64>,
@@ -273,9 +261,7 @@ pub enum Body {
         /// Texts by name.
         descriptions: BTreeMap<String, String>,
     },
-    /// Answers [`Request::Metrics`].
     Metrics {
-        /// The document.
         metrics: String,
     },
     /// The document of `ibarr top`; the command makes it of two requests for status and counters.
@@ -283,14 +269,12 @@ pub enum Body {
         /// What happened between the two.
         top: Box<Top>,
     },
-    /// Answers [`Request::Status`].
     Status {
         /// State of the whole daemon.
         status: Box<Status>,
     },
     /// The configuration; the command reads it itself, without the daemon.
     Config {
-        /// Every key.
         config: Vec<Setting>,
     },
     /// What was made of ibacm's configuration; the command reads that itself, without the daemon.
@@ -315,12 +299,10 @@ pub enum Body {
     },
     /// Precedes the events of [`Request::Trace`].
     Tracing {
-        /// What is traced.
         tracing: Tracing,
     },
     /// An event of [`Request::Trace`].
     Event {
-        /// What happened.
         event: Box<Event>,
     },
     /// Answers [`Request::Trace`], at its end.
@@ -344,13 +326,11 @@ pub struct Failure {
     pub message: String,
 }
 
-/// Kinds of [`Failure`].
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureKind {
     /// The request is malformed.
     Usage,
-    /// No daemon answers.
     Unreachable,
     /// An internal error of ibarr.
     Internal,
@@ -366,7 +346,6 @@ pub enum FailureKind {
     Absent,
 }
 
-/// What is logged.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]

@@ -6,14 +6,14 @@
 //! other. Any user on the machine may read; changes and traces need root, the daemon's own user or
 //! group [`GROUP`]. The documents are in [`messages`].
 
-pub mod access;
+pub(crate) mod access;
 mod answers;
 pub mod client;
 mod commands;
 pub mod messages;
-pub mod places;
-pub mod run_dir;
-pub mod server;
+pub(crate) mod places;
+pub(crate) mod run_dir;
+pub(crate) mod server;
 mod status;
 mod values;
 

@@ -11,11 +11,10 @@ use tokio::sync::oneshot;
 
 /// Connections at once to the control socket. With the other descriptors of the daemon this is
 /// below 1,024, the usual limit of a process.
-pub const CONTROL: Room = Room { all: 384, of_user: 16 };
+pub(crate) const CONTROL: Room = Room { all: 384, of_user: 16 };
 
-/// The open connections.
 #[derive(Clone, Debug)]
-pub struct Connections(Arc<Mutex<Open>>);
+pub(crate) struct Connections(Arc<Mutex<Open>>);
 
 #[derive(Debug)]
 struct Open {
@@ -27,14 +26,13 @@ struct Open {
 
 /// Room for one connection; dropping it releases the room.
 #[derive(Debug)]
-pub struct Place {
+pub(crate) struct Place {
     connections: Connections,
     key: u64,
 }
 
 impl Connections {
-    /// Without any.
-    pub fn new(room: Room) -> Self {
+    pub(crate) fn new(room: Room) -> Self {
         let open = Open { places: Places::new(room), stay: HashMap::new(), next: 0 };
         Self(Arc::new(Mutex::new(open)))
     }
@@ -43,7 +41,7 @@ impl Connections {
     ///
     /// # Errors
     /// If there is no room.
-    pub fn take(&self, user: User) -> Result<(Place, oneshot::Receiver<()>), Full> {
+    pub(crate) fn take(&self, user: User) -> Result<(Place, oneshot::Receiver<()>), Full> {
         let mut open = self.open();
         let key = open.next;
         if let Some(gone) = open.places.take(user, key)? {
@@ -56,7 +54,7 @@ impl Connections {
     }
 
     /// How many there are.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.open().places.taken()
     }
 
@@ -68,7 +66,7 @@ impl Connections {
 
 impl Place {
     /// The connection has sent a request.
-    pub fn touch(&self) {
+    pub(crate) fn touch(&self) {
         self.connections.open().places.touch(self.key);
     }
 }

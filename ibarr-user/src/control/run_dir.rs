@@ -20,7 +20,7 @@ use crate::transport::socket_file::{LOOK, identity};
 /// can lock it as well, so a file that only its owner can open is locked, too: it tells a daemon from such a user. The
 /// file is also the lock of ibarr 1.0.0.
 #[derive(Debug)]
-pub struct RunDir {
+pub(crate) struct RunDir {
     path: PathBuf,
     directory: File,
     lock: File,
@@ -28,7 +28,7 @@ pub struct RunDir {
 
 /// Why the directory cannot be used.
 #[derive(Debug, Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// Another daemon has locked it.
     #[error("{path}: another ibarr{owner} runs here; stop it, or give this one its own --run-dir")]
     Taken {
@@ -53,7 +53,7 @@ impl RunDir {
     ///
     /// # Errors
     /// [`Error::Taken`] if another daemon has locked it.
-    pub fn lock(path: &Path) -> Result<Self, Error> {
+    pub(crate) fn lock(path: &Path) -> Result<Self, Error> {
         let io_error = |error| Error::Io(path.to_owned(), error);
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o755).create(path).map_err(io_error)?;
@@ -72,12 +72,12 @@ impl RunDir {
     }
 
     /// Path of the directory.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Whether the locked directory and file have their names.
-    pub fn is_there(&self) -> bool {
+    pub(crate) fn is_there(&self) -> bool {
         is_at(&self.directory, &self.path) && is_at(&self.lock, &self.path.join(LOCK))
     }
 
@@ -85,7 +85,7 @@ impl RunDir {
     ///
     /// # Errors
     /// As [`RunDir::lock`].
-    pub fn restore(&mut self) -> Result<bool, Error> {
+    pub(crate) fn restore(&mut self) -> Result<bool, Error> {
         let is_same = is_at(&self.directory, &self.path);
         if is_same {
             self.lock = lock_file(&self.path)?;

@@ -39,8 +39,7 @@ use crate::transport::{Counter, Counters};
 
 /// A request of a user.
 #[derive(Debug)]
-pub struct Ask {
-    /// The request.
+pub(crate) struct Ask {
     pub request: Request,
     /// User id of the caller.
     pub uid: u32,
@@ -53,10 +52,9 @@ pub struct Ask {
 
 /// State that the control socket shares with the engine.
 #[derive(Clone, Debug)]
-pub struct Control {
+pub(crate) struct Control {
     /// Which processes may change the daemon.
     pub access: Access,
-    /// Open connections.
     pub connections: Connections,
     /// Counters of the control socket.
     pub counters: Arc<Counters>,
@@ -66,7 +64,7 @@ pub struct Control {
 
 impl Control {
     /// Without connections; there may be `connections`.
-    pub fn new(access: Access, connections: usize) -> Self {
+    pub(crate) fn new(access: Access, connections: usize) -> Self {
         let connections = Connections::new(Room { all: connections, ..CONTROL });
         Self { access, connections, counters: Arc::default(), closed: watch::Sender::default() }
     }
@@ -89,7 +87,7 @@ const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
 /// Why there is no control socket.
 #[derive(Debug, Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// The directory cannot be used.
     #[error(transparent)]
     RunDir(#[from] run_dir::Error),
@@ -103,7 +101,7 @@ pub enum Error {
 
 /// The socket on which [`start`] answers.
 #[derive(Debug)]
-pub struct Listener {
+pub(crate) struct Listener {
     file: SocketFile,
     /// Released after the socket is removed.
     run_dir: RunDir,
@@ -115,7 +113,7 @@ impl Listener {
     ///
     /// # Errors
     /// If another program has the name, or the socket cannot be made.
-    pub fn bind(run_dir: RunDir) -> Result<Self, Error> {
+    pub(crate) fn bind(run_dir: RunDir) -> Result<Self, Error> {
         let file = SocketFile::bind(&super::socket_path(run_dir.path()))?;
         Ok(Self { file, run_dir, repair: Repair::default() })
     }
@@ -146,7 +144,7 @@ impl Listener {
 ///
 /// # Errors
 /// If the thread or its event loop cannot be started.
-pub fn start(
+pub(crate) fn start(
     listener: Listener,
     asks: mpsc::Sender<Ask>,
     control: Control,
@@ -162,11 +160,9 @@ pub fn start(
     thread::Builder::new().name("control".to_owned()).spawn(serve)
 }
 
-/// Accepts connections.
 struct Accepting {
     listener: Listener,
     socket: UnixListener,
-    /// The open connections.
     talks: JoinSet<()>,
     /// Closed to accept a connection when no other descriptor is left.
     reserve: Option<File>,
@@ -277,7 +273,6 @@ impl Accepting {
     }
 }
 
-/// Reports the reason.
 fn refuse(stream: &UnixStream, message: String) {
     let failure = Failure { kind: FailureKind::Overloaded, message };
     let Ok(mut json) = serde_json::to_vec(&Response::from(failure)) else { return };

@@ -2,6 +2,8 @@
 
 //! What `ibarr status` and `ibarr top` show.
 
+#![expect(missing_docs, reason = "the fields are named for what they hold")]
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
@@ -46,7 +48,6 @@ pub struct Status {
     pub local_service: LocalServiceStatus,
     /// State of the BPF responder.
     pub responder: ResponderStatus,
-    /// All InfiniBand ports.
     #[serde(default)]
     pub ports: Vec<PortStatus>,
     /// Number of entries in the path cache.
@@ -132,7 +133,6 @@ pub struct HealthReason {
 pub struct ServerStatus {
     /// The version of IP: `ipv4` or `ipv6`.
     pub family: String,
-    /// UDP port number.
     pub port: NonZeroU16,
     /// The VRF whose datagrams it receives; absent for all others.
     pub vrf: Option<String>,
@@ -162,7 +162,6 @@ pub struct LocalServiceStatus {
 }
 
 ibarr_common::words! {
-    /// States of nudges.
     NudgeState {
         /// The last one succeeded, or there was none yet.
         On = "on",
@@ -173,7 +172,6 @@ ibarr_common::words! {
     }
 }
 
-/// The BPF responder.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -189,7 +187,6 @@ pub struct ResponderStatus {
     pub bpf_dir: Option<String>,
 }
 
-/// An InfiniBand port.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -235,7 +232,6 @@ pub struct PortStatus {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct PortAddress {
-    /// The address.
     pub ip: IpAddr,
     /// Name of its interface, such as `ib0`.
     pub interface: String,
@@ -287,14 +283,12 @@ pub struct PathRequests {
     pub left_to_kernel: BTreeMap<String, u64>,
 }
 
-/// A network interface.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct InterfaceStatus {
     /// Interface name, such as `ib0`.
     pub name: String,
-    /// Interface index.
     pub ifindex: IfIndex,
     /// The GID in replies about its addresses.
     pub gid: Option<Gid>,
@@ -315,7 +309,6 @@ pub struct InterfaceStatus {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SlowPeer {
-    /// Its address.
     pub ip: IpAddr,
     /// Name of the interface that the request named; absent if it named none.
     pub interface: Option<String>,
@@ -342,9 +335,7 @@ pub struct ControlStatus {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct UsersStatus {
-    /// `addresses` or `paths`.
     pub what: shares::Kind,
-    /// Requests in flight.
     pub under_way: usize,
     /// Requests that wait because their user, or all users, have their share in flight.
     pub waiting: usize,
@@ -371,7 +362,6 @@ pub struct Top {
     pub causes: Vec<String>,
     /// Requests for addresses and paths.
     pub requests: Vec<RequestRate>,
-    /// Answers to peers.
     pub answers: Vec<AnswerRate>,
     /// All InfiniBand ports and their subnet administrators.
     pub ports: Vec<PortRate>,
@@ -386,7 +376,6 @@ pub struct Top {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RequestRate {
-    /// The kind.
     pub what: RequestKind,
     /// Requests.
     pub per_s: Option<f64>,
@@ -395,12 +384,10 @@ pub struct RequestRate {
     /// The share of the ended requests that was answered from memory; absent if none ended, or if
     /// this kind does not tell.
     pub from_memory_percent: Option<f64>,
-    /// All requests.
     pub total: u64,
 }
 
 ibarr_common::words! {
-    /// Kinds of requests.
     RequestKind {
         /// The kernel's, for addresses.
         KernelAddresses = "kernel-addresses",
@@ -419,7 +406,6 @@ ibarr_common::words! {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct AnswerRate {
-    /// What answered.
     pub by: Answerer,
     /// Answers with a GID.
     pub per_s: Option<f64>,
@@ -430,13 +416,11 @@ pub struct AnswerRate {
 }
 
 ibarr_common::words! {
-    /// What answers peers.
     Answerer {
         /// A program in the kernel, by tc.
         Tc = "tc",
         /// A program in the kernel, by XDP.
         Xdp = "xdp",
-        /// The daemon.
         Daemon = "daemon",
     }
 }
@@ -476,6 +460,5 @@ pub struct ErrorRate {
     pub counter: String,
     /// How often it happened.
     pub per_s: Option<f64>,
-    /// All of them.
     pub total: u64,
 }

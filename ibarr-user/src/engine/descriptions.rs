@@ -19,7 +19,6 @@ pub(crate) struct Description {
     pub is_error: bool,
 }
 
-/// Every counter.
 pub(crate) fn descriptions() -> impl Iterator<Item = (String, Description)> {
     let of_users = shares::Kind::ALL.into_iter().flat_map(|kind| {
         of::<shares::Counter>().map(move |(name, text)| (format!("users.{kind}.{name}"), text))

@@ -28,7 +28,6 @@ use crate::control::messages::{
 use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{self, RouteAnswer};
 
-/// Tracers at once.
 const ROOM: Room = Room { all: 8, of_user: 4 };
 
 #[derive(Default)]

@@ -33,7 +33,6 @@ pub(super) enum Form {
     /// Text, each line with its end.
     #[default]
     Lines,
-    /// The journal's [`Record`]s.
     Records,
 }
 

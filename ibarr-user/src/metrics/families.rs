@@ -25,7 +25,6 @@ pub(crate) enum Kind {
     Gauge,
     /// It is always 1; its labels are the information.
     Info,
-    /// Counts of durations.
     Histogram,
 }
 

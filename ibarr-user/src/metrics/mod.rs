@@ -49,7 +49,6 @@ impl Snapshot {
         self.add(of, labels, Value::Number(level));
     }
 
-    /// Adds a histogram.
     pub(crate) fn durations(&mut self, of: Name, durations: &Durations) {
         self.add(of, &[], Value::Durations(durations.clone()));
     }

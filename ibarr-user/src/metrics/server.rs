@@ -36,7 +36,6 @@ use crate::sys::{clock, peer};
 use crate::transport::socket_file::{self, LOOK, SocketFile};
 use crate::transport::{Counter, Counters};
 
-/// Connections at once.
 const CONNECTIONS: Room = Room { all: 16, of_user: 4 };
 
 /// A connection is closed after this, whatever it does, or before, if another user has none.

@@ -30,8 +30,8 @@ pub(crate) struct Order {
 
 /// Which paths are wanted.
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Wanted {
-    /// From these ports.
     pub ports: Vec<KeptPort>,
     /// At most so many.
     pub most: usize,

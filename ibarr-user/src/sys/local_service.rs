@@ -62,8 +62,8 @@ pub enum Peer {
 
 /// The outcome of a read.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Received {
-    /// A datagram.
     Datagram {
         /// Its length in bytes; more than the buffer if it was truncated.
         len: usize,

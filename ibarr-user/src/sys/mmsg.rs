@@ -30,10 +30,10 @@ pub struct Inbox<const LEN: usize> {
 
 /// Origin and destination of a received datagram.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Received {
     /// Address and port of the sender.
     pub from: SocketAddr,
-    /// Destination address.
     pub to: IpAddr,
     /// Index of the interface that received it.
     pub ifindex: IfIndex,
@@ -55,8 +55,8 @@ impl Received {
 
 /// Source address and interface of a datagram to send; the kernel chooses where a field is `None`.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Source {
-    /// Source address.
     pub address: Option<IpAddr>,
     /// Index of the interface that it leaves by.
     pub egress: Option<IfIndex>,

@@ -14,7 +14,7 @@ pub mod last_reply;
 pub mod local_service;
 pub mod mmsg;
 pub(crate) mod netlink;
-pub mod peer;
+pub(crate) mod peer;
 pub(crate) mod timer;
 pub mod udp;
 pub(crate) mod udp_errors;

@@ -26,7 +26,7 @@ const NLM_F_REQUEST: u16 = 1;
 
 /// Credentials of a process that connected.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Effective user id.
     pub uid: u32,
     /// Effective group id.
@@ -38,18 +38,18 @@ impl Peer {
     ///
     /// # Errors
     /// Errors of getsockopt(2).
-    pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
+    pub(crate) fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let credentials = getsockopt(&socket, sockopt::PeerCredentials)?;
         Ok(Self { uid: credentials.uid(), gid: credentials.gid() })
     }
 
     /// Whose share it uses.
-    pub fn user(self) -> User {
+    pub(crate) fn user(self) -> User {
         if self.is_root_or_us() { User::ROOT } else { User(self.uid) }
     }
 
     /// Whether the peer runs as root or as the daemon's own user.
-    pub fn is_root_or_us(self) -> bool {
+    pub(crate) fn is_root_or_us(self) -> bool {
         self.uid == 0 || self.uid == Uid::effective().as_raw()
     }
 }

@@ -29,7 +29,6 @@ pub(crate) enum Event {
     Deaf(DeviceName, String),
 }
 
-/// The threads.
 #[derive(Debug)]
 pub(crate) struct Events {
     shared: Arc<Shared>,
@@ -60,7 +59,6 @@ trait Source: Send + Sync {
     fn open(&self, device: DeviceName) -> Result<Box<dyn Listen + '_>, Refusal>;
 }
 
-/// An open device.
 trait Listen {
     /// Waits for an event; `None` after a while.
     fn next(&mut self) -> io::Result<Option<Happened>>;

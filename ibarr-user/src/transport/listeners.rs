@@ -15,7 +15,6 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info, warn};
 
-/// Interval between searches.
 const INTERVAL: Duration = Duration::from_mins(1);
 
 /// Searches from time to time, until the receiver is dropped. `inode` is that of our own socket.

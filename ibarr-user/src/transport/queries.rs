@@ -176,7 +176,6 @@ fn not_opened(error: &io::Error) -> Counter {
     }
 }
 
-/// Reads one socket.
 struct Reader {
     socket: SocketId,
     udp: Arc<UdpSocket>,

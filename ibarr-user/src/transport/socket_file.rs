@@ -23,7 +23,7 @@ pub(crate) const LOOK: Duration = Duration::from_secs(2);
 
 /// Why a socket file is not there.
 #[derive(Debug, Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// Another program serves it, or has put it in the place of ours.
     #[error(
         "{0}: another program has a socket or file of this name: stop that program, or remove the file"

@@ -90,7 +90,6 @@ impl Drop for OpenDevice {
 }
 
 impl Umads {
-    /// Without ports.
     pub(crate) fn new(events: mpsc::Sender<Event>, counters: Arc<Counters>) -> Self {
         let (names, open, blocked) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         Self { names, open, blocked, next: 0, events, counters }

@@ -109,7 +109,6 @@ impl Drop for LastWords {
     }
 }
 
-/// What is drawn.
 struct State {
     interval: Duration,
     /// The last two looks.

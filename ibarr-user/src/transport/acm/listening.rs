@@ -23,8 +23,8 @@ pub const FOR_LIBRDMACM: &str = "ibacm.sock";
 
 /// A socket where clients connect.
 #[derive(Debug)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Listener {
-    /// A socket file.
     Unix(UnixListener),
     /// A port of 127.0.0.1 or ::1.
     Tcp(TcpListener),

@@ -48,8 +48,8 @@ pub const LOOPBACK: IfIndex = IfIndex::MIN;
 
 /// An interface that can have an IPv4 neighbour.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Place {
-    /// Interface index.
     pub ifindex: IfIndex,
     /// Hardware address of the interface. The neighbour gets the same one, because it has the right
     /// length.
@@ -131,7 +131,6 @@ struct Neighbours {
     seq: u32,
 }
 
-/// A permanent neighbour.
 struct Entry {
     address: IpAddr,
     ifindex: IfIndex,

@@ -43,10 +43,9 @@ pub(super) enum Asked {
 
 /// What the kernel says.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Answer {
-    /// Of a route.
     Route(RouteAnswer),
-    /// Of a neighbour.
     Neighbour {
         /// The question, unchanged.
         question: Question,
@@ -68,6 +67,7 @@ pub struct RouteAnswer {
 
 /// Why there is no route to an address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum NoRoute {
     /// The address belongs to this machine.
     #[error("an address of this machine")]
@@ -84,7 +84,6 @@ pub enum NoRoute {
     /// No route leads from the source to the address, or the source is no address of this machine.
     #[error("no route from the source, or the source is no address of this machine")]
     NoSource,
-    /// The look-up failed.
     #[error("the kernel could not look it up: {0}")]
     Failed(Errno),
     /// The kernel's answer is malformed.
