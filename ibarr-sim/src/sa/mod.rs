@@ -46,12 +46,11 @@ pub struct ClientId(pub u64);
 
 /// An answer or report.
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Reply {
-    /// The receiver.
     pub to: ClientId,
     /// LID of the sender.
     pub from: Lid,
-    /// The MAD.
     pub mad: Mad,
 }
 
@@ -81,6 +80,7 @@ pub struct Behaviour {
 
 /// Counts of questions and their outcomes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Counts {
     /// Questions to the SA, including malformed ones.
     pub asked: u64,
@@ -90,7 +90,6 @@ pub struct Counts {
     pub refused: u64,
     /// Questions without an answer: the SA was silent, lost them, or had too many.
     pub unanswered: u64,
-    /// Malformed questions.
     pub malformed: u64,
     /// Questions to a LID that the SA does not have.
     pub misdirected: u64,

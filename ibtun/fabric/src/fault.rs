@@ -22,8 +22,8 @@ pub enum Fault {
         down: bool,
     },
     /// A node is switched off (`down`) or on again; it then has no configuration.
+    #[expect(missing_docs, reason = "its fields are named for what they hold")]
     Node {
-        /// The node.
         node: NodeId,
         /// Whether it is off.
         down: bool,

@@ -164,20 +164,15 @@ pub mod ioctl {
 
     /// Reads and writes [`Create`].
     pub const CREATE: u32 = number(READ | WRITE, 0x00, size_of::<Create>());
-    /// Reads [`Port`].
     pub const SET_PORT: u32 = number(WRITE, 0x01, size_of::<Port>());
     /// Reads and writes [`Port`].
     pub const GET_PORT: u32 = number(READ | WRITE, 0x02, size_of::<Port>());
-    /// Reads [`PKeys`].
     pub const SET_PKEYS: u32 = number(WRITE, 0x03, size_of::<PKeys>());
-    /// Reads [`Guids`].
     pub const SET_GUIDS: u32 = number(WRITE, 0x04, size_of::<Guids>());
-    /// Reads [`Event`].
     pub const EVENT: u32 = number(WRITE, 0x05, size_of::<Event>());
     /// Reads and writes [`Stats`].
     pub const GET_STATS: u32 = number(READ | WRITE, 0x06, size_of::<Stats>());
 
-    /// Reads [`Fault`].
     pub const FAULT: u32 = number(WRITE, 0x07, size_of::<Fault>());
 
     /// `IBTUN_IOC_MAGIC`.

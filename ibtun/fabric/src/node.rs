@@ -23,7 +23,6 @@ pub(crate) const MULTICAST_CAP: u16 = 1024;
 /// Stands for "no port" in a linear forwarding table.
 pub(crate) const NO_PORT: u8 = 255;
 
-/// A running node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) info: NodeInfoWire,
@@ -61,7 +60,6 @@ pub(crate) struct Switch {
     pub(crate) multicast: BTreeMap<(u16, u8), [U16; 32]>,
 }
 
-/// A running port.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) guid: Guid,
@@ -191,7 +189,6 @@ impl Node {
         }
     }
 
-    /// See [`Node::port`].
     pub(crate) fn port_mut(&mut self, number: u8) -> Option<&mut Port> {
         match number.checked_sub(1) {
             Some(index) => self.ports.get_mut(usize::from(index)),

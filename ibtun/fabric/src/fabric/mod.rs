@@ -53,7 +53,6 @@ pub struct Fabric {
     in_flight: BTreeMap<(Instant, u64), Arrival>,
     /// Number of packets sent: packets due at the same time arrive in the order of sending.
     sent: u64,
-    /// Packets for hosts.
     queue: VecDeque<(PortId, Vec<u8>)>,
     queued: BTreeMap<PortId, usize>,
     changed: BTreeMap<PortId, Change>,
@@ -79,8 +78,8 @@ pub enum Input<'a> {
         packet: &'a [u8],
     },
     /// The software behind a port has changed its PortInfo:CapabilityMask.
+    #[expect(missing_docs, reason = "its fields are named for what they hold")]
     Capabilities {
-        /// The port.
         port: PortId,
         /// The whole mask; bits that software does not set are ignored.
         mask: u32,
@@ -142,8 +141,8 @@ pub struct PortConfig {
 
 /// A packet that has crossed a link.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Crossing {
-    /// Time of arrival.
     pub at: Instant,
     /// The port at which it arrived.
     pub port: PortId,

@@ -27,8 +27,8 @@ pub const EXTENDED_WIDTH: u16 = 1 << 9;
 /// Layout of the bytes before the attribute.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
 #[repr(C)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct HeaderWire {
-    /// See [`mad`].
     pub mad: mad::HeaderWire,
     /// Reserved.
     pub reserved: [u8; 40],
@@ -51,7 +51,6 @@ pub struct PortCountersWire {
     pub link_recoveries: u8,
     /// LinkDownedCounter: failed recoveries of the link.
     pub link_downed: u8,
-    /// Malformed packets received.
     pub receive_errors: U16,
     /// Packets received with a mark that they are bad.
     pub receive_remote_errors: U16,

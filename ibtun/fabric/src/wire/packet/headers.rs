@@ -111,7 +111,6 @@ impl GrhWire {
 #[repr(C)]
 #[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct BthWire {
-    /// Transport and operation.
     pub opcode: u8,
     /// Solicited event, 1 bit; migration state, 1; bytes of padding, 2; transport version, 4.
     pub flags: u8,

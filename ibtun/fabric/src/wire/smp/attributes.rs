@@ -136,14 +136,13 @@ impl SmInfoWire {
 
 /// The state of a subnet manager.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum SmState {
     /// Inactive, because it was told so.
     NotActive,
-    /// Discovers other managers.
     Discovering,
     /// Waits for the master to fail.
     Standby,
-    /// Manages the subnet.
     Master,
 }
 
@@ -152,12 +151,12 @@ pub enum SmState {
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq, Unaligned,
 )]
 #[repr(C)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct NoticeWire {
     /// Generic, 1 bit; type, 7.
     pub generic_type: u8,
     /// The [`NodeType`] of the issuer.
     pub producer: [u8; 3],
-    /// The trap number.
     pub trap: U16,
     /// LID of the issuer.
     pub issuer: U16,

@@ -66,6 +66,7 @@ pub const SM_INFO: AttributeId = AttributeId::new(0x0020);
 #[derive(Clone, Copy, Debug)]
 pub struct Smp(SmpWire);
 
+#[expect(missing_docs, reason = "its functions are named for what they return")]
 impl Smp {
     /// Parses the payload of a packet to QP 0.
     ///
@@ -135,7 +136,6 @@ impl Smp {
         self.0.header.class = class.get();
     }
 
-    /// The operation.
     pub fn method(&self) -> Method {
         Method::new(self.0.header.method)
     }
@@ -165,7 +165,6 @@ impl Smp {
         self.0.header.tid = tid.get().into();
     }
 
-    /// The result.
     pub fn status(&self) -> Status {
         Status::new(self.0.header.status.get() & !DIRECTION)
     }
@@ -253,7 +252,6 @@ const DIRECTION: u16 = 0x8000;
 #[repr(C)]
 #[expect(missing_docs, reason = "the fields have the names of the specification")]
 pub struct SmpWire {
-    /// See [`mad`].
     pub header: mad::HeaderWire,
     pub m_key: U64,
     /// 0xffff, or the LID where the directed route starts.

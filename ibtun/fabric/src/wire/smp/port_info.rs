@@ -45,14 +45,13 @@ impl PortState {
 
 /// The physical state of a port.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum PhysicalState {
     /// Inactive until software enables it.
     Sleep,
     /// Searches for a link partner.
     Polling,
-    /// Switched off.
     Disabled,
-    /// Has a link.
     LinkUp,
 }
 
@@ -167,6 +166,7 @@ pub struct PortInfoWire {
     pub speed_ext_enabled: u8,
 }
 
+#[expect(missing_docs, reason = "its functions are named for what they return")]
 impl PortInfoWire {
     /// Capability: a subnet manager runs on this port.
     pub const IS_SM: u32 = 1 << 1;
@@ -206,7 +206,6 @@ impl PortInfoWire {
         Sl::from_low_bits(self.mtu_sm_sl)
     }
 
-    /// The logical state.
     pub fn state(&self) -> PortState {
         PortState::new(self.speed_supported_state & 0x0f).unwrap_or(PortState::Down)
     }
@@ -216,7 +215,6 @@ impl PortInfoWire {
         self.speed_supported_state = self.speed_supported_state & 0xf0 | state.get();
     }
 
-    /// The physical state.
     pub fn physical_state(&self) -> PhysicalState {
         PhysicalState::new(self.physical_default >> 4).unwrap_or(PhysicalState::Polling)
     }
