@@ -6,19 +6,19 @@ use ibarr_common::ib::Gid;
 
 /// A request to a core, repeated in its answer.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum RequestId<K> {
     /// From a user of this node.
     User(UserRequest),
-    /// From the kernel.
     Kernel(K),
 }
 
 /// A request of a user of this node.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum UserRequest {
     /// Over the control socket, by the driver's number of it, which may be reused after the answer.
     Control(u64),
-    /// Over ACM.
     Acm(LookupId),
 }
 

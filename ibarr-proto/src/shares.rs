@@ -20,10 +20,9 @@ use crate::timer::Timers;
 
 ibarr_common::words! {
     /// What users ask for; each kind of request has limits of its own.
+    #[expect(missing_docs, reason = "its values are named for what they are")]
     Kind {
-        /// GIDs of addresses.
         Addresses = "addresses",
-        /// Paths to GIDs.
         Paths = "paths",
         /// Paths to GIDs, for clients of ACM.
         AcmPaths = "acm-paths",

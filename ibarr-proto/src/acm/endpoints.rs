@@ -27,8 +27,8 @@ use crate::shares::User;
 
 /// An endpoint of this node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Found {
-    /// Its port.
     pub port: PortName,
     /// What clients are told.
     pub endpoint: Endpoint,

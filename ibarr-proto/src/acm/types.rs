@@ -18,8 +18,8 @@ use crate::shares::User;
 
 /// Limits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Config {
-    /// Connected clients.
     pub clients: Room,
     /// How long a client waits for a reply at most.
     pub patience: Duration,
@@ -128,10 +128,10 @@ pub enum Ask {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Which {
     /// By its number among those of the ports with a number, or of all ports.
+    #[expect(missing_docs, reason = "its fields are named for what they hold")]
     Index {
         /// From 1.
         index: u8,
-        /// The port number.
         port: Option<PortNum>,
     },
     /// By one of its addresses.
@@ -167,10 +167,10 @@ pub enum Output {
 
 /// A reply, which is sent in one write.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Transmit {
     /// The client that gets it.
     pub client: ClientId,
-    /// Its bytes.
     pub bytes: Vec<u8>,
 }
 

@@ -151,6 +151,7 @@ pub struct Received<'a> {
 
 /// A UDP datagram to send from the server's port.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Transmit {
     /// Its destination address and port.
     pub to: SocketAddr,
@@ -158,7 +159,6 @@ pub struct Transmit {
     pub from: IpAddr,
     /// The outgoing interface; `None` if routing selects it. Set only for link-local addresses.
     pub egress: Option<IfIndex>,
-    /// Its payload.
     pub payload: Datagram,
     counter: Counter,
 }

@@ -66,16 +66,13 @@ struct FollowUp {
 pub(super) enum Cause {
     /// The first answer to a request, while no other request waits.
     FirstAnswer,
-    /// Anything else.
     Other,
 }
 
 /// The purpose of a nudge.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// Covers answers.
     First,
-    /// Repeats another nudge.
     Repeated,
 }
 

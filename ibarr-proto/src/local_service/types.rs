@@ -151,8 +151,8 @@ pub enum Input<'a> {
 
 /// The sender of a datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Sender {
-    /// The kernel.
     Kernel,
     /// Another process: a message to the group, or a forged request.
     Other,
@@ -176,11 +176,11 @@ pub enum Transmit {
 
 /// Conditions of a nudge. The driver may make it some time after it was requested.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Nudge {
     /// Only if the kernel has sent no request since. The kernel would repeat such a request, so the
     /// nudge had better follow its answer: [`Nudged::Postponed`].
     IfQuiet,
-    /// In any case.
     Anyway,
 }
 

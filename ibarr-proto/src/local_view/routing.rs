@@ -197,7 +197,6 @@ impl Routing {
         is_new
     }
 
-    /// See [`LocalView::diverted`](super::LocalView::diverted).
     pub(super) fn diverted(&self, user: u32, port: NonZeroU16) -> Vec<Diverted> {
         let rules = self.known.as_ref().map(|table| &table.rules[..]).unwrap_or_default();
         rules.iter().flat_map(|rules| rules::diverted(rules, user, port)).collect()

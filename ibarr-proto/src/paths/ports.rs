@@ -135,7 +135,6 @@ impl Ports {
         Some((index, port))
     }
 
-    /// The existing ports.
     pub(super) fn iter(&self) -> impl Iterator<Item = (PortIndex, PortName, &PortFacts, bool)> {
         self.ports.iter().filter_map(|(index, port)| {
             Some((*index, port.name, port.facts.as_ref()?, port.has_qos))

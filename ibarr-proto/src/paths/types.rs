@@ -108,8 +108,8 @@ ibarr_common::words! {
 
 /// The name of a port for the kernel and for people.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct PortName {
-    /// The device.
     pub device: DeviceName,
     /// The port number on the device.
     pub port: PortNum,
@@ -141,6 +141,7 @@ pub struct ParsePortNameError;
 
 /// The state of an InfiniBand port.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct PortFacts {
     /// Whether the port is up and configured by the subnet manager.
     pub is_active: bool,
@@ -160,7 +161,6 @@ pub struct PortFacts {
     pub pkeys: Vec<(PKeyIndex, PKey)>,
     /// The highest rate of its link.
     pub rate: Option<Rate>,
-    /// Its device.
     pub device: Device,
 }
 
@@ -213,12 +213,12 @@ pub type RequestId = request::RequestId<request::PathFlightId>;
 
 /// Asks for a path.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Request {
     /// Repeated in the answer.
     pub id: RequestId,
     /// The source port of the path.
     pub port: PortName,
-    /// The question.
     pub question: PathQuestion,
     /// Whether the kernel asks.
     pub rank: Rank,
@@ -260,7 +260,6 @@ pub enum Input<'a> {
         port: PortIndex,
         /// The kernel's name of the port, always the same for one index.
         name: PortName,
-        /// The current state.
         facts: PortFacts,
     },
     /// A port no longer exists.
@@ -385,21 +384,20 @@ ibarr_common::words! {
 
 /// The sizes of the tables.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Load {
     /// Questions that the SA is being asked.
     pub questions: usize,
     /// Requests that wait for these.
     pub waiters: usize,
-    /// Answers remembered.
     pub cached: usize,
 }
 
-/// A remembered answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Cached {
     /// The source port of the path.
     pub port: PortName,
-    /// The question.
     pub question: PathQuestion,
     /// `None` for "no such path".
     pub record: Option<PathRecord>,

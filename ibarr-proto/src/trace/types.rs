@@ -92,10 +92,7 @@ pub enum Step {
         next_hop: IpAddr,
     },
     /// There is no route.
-    NoRoute {
-        /// Why, for people.
-        cause: String,
-    },
+    NoRoute { cause: String },
     /// A query is sent to the peer.
     Query {
         to: SocketAddr,
@@ -103,11 +100,7 @@ pub enum Step {
         number: u32,
     },
     /// The kernel has refused to send a query.
-    NotSent {
-        to: SocketAddr,
-        /// Why, for people.
-        cause: String,
-    },
+    NotSent { to: SocketAddr, cause: String },
     /// The peer has replied.
     Reply {
         from: SocketAddr,
@@ -276,8 +269,8 @@ pub enum Outcome {
     /// To one for an address.
     Address(request::Outcome),
     /// To one for a path.
+    #[expect(missing_docs, reason = "its fields are named for what they hold")]
     Path {
-        /// The result.
         outcome: paths::Outcome,
         /// Whether the kernel was told to ask the subnet administrator itself.
         is_left_to_kernel: bool,

@@ -54,7 +54,6 @@ struct Whole {
     replies: VecDeque<Vec<u8>>,
     /// What the SA was asked for, but for its capabilities.
     asked: Vec<sa::Question>,
-    /// The SA.
     answer: fn(&sa::Question) -> Option<sa::Answer>,
 }
 

@@ -150,7 +150,6 @@ impl Cache {
         cleared
     }
 
-    /// Reports everything again.
     pub(super) fn tell_everything(&mut self) {
         self.all_untold = true;
         self.untold.clear();

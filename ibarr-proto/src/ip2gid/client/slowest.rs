@@ -11,12 +11,12 @@ use super::Question;
 
 /// How long a peer took to answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Slow {
     /// The question that it answered.
     pub question: Question,
     /// The time from the first query of the round to the answer.
     pub took: Duration,
-    /// When it answered.
     pub at: Instant,
 }
 

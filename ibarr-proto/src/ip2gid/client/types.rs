@@ -37,8 +37,8 @@ pub struct Egress {
 
 /// The kernel's look-up of a route for a question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Candidate {
-    /// The question.
     pub question: Question,
     /// The interface that the route is to leave by; `None` if routing selects it.
     pub egress: Option<IfIndex>,
@@ -151,18 +151,19 @@ pub enum Input<'a> {
 
 /// An action for the driver.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Output {
     /// Look up the route in the kernel. [`Input::Route`] is the answer.
     Route(Candidate),
     /// Look up the neighbour entry of the route's next hop on its interface; the next hop is the
     /// target of the question. [`Input::Neighbour`] is the answer.
     Neighbour(Question, Route),
-    /// Send a query.
     Query(Transmit),
 }
 
 /// A UDP datagram to send.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Transmit {
     /// The socket that sends it.
     pub socket: SocketId,
@@ -172,7 +173,6 @@ pub struct Transmit {
     pub egress: Option<IfIndex>,
     /// Its source address; `None` if routing selects it.
     pub source: Option<IpAddr>,
-    /// Its payload.
     pub payload: Datagram,
 }
 
@@ -188,11 +188,11 @@ pub enum Event {
 
 /// What the driver is to do with a socket.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum SocketEvent {
     /// Open a new one of its family, bound to its VRF, the unspecified address and a random port.
     /// The driver answers with [`Input::SocketOpened`] or [`Input::SocketFailed`].
     Open(SocketId),
-    /// Close it.
     Close(SocketId),
 }
 

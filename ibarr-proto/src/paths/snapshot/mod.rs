@@ -58,12 +58,12 @@ static CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
 
 /// The contents of a snapshot.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Snapshot {
     /// Start of the snapshot in seconds since 1970.
     pub begun_at: u64,
     /// The ports that have asked.
     pub ports: Vec<KeptPort>,
-    /// Their paths.
     pub paths: Vec<KeptPath>,
 }
 
@@ -78,16 +78,15 @@ pub struct KeptPort {
 
 /// The properties of a port that its paths depend on.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Identity {
     /// Subnet prefix and port GUID.
     pub gid: Gid,
     /// Its LID, the first of 2^[`Self::lmc`].
     pub lid: Lid,
-    /// As in [`PortFacts`].
     pub lmc: u8,
     /// LID of the subnet manager.
     pub sm_lid: Lid,
-    /// As in [`PortFacts`].
     pub pkeys: Vec<(PKeyIndex, PKey)>,
 }
 

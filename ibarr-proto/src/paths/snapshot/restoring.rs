@@ -66,8 +66,8 @@ pub enum Origin {
 
 /// The result for a port's paths.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Restored {
-    /// The port.
     pub port: PortName,
     /// Number of its paths that have not expired.
     pub paths: usize,

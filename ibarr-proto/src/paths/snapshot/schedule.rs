@@ -18,10 +18,10 @@ pub struct Schedule {
 
 /// What the writer does next.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Action {
     /// Begin a snapshot of the paths of these ports; an unfinished one is discarded.
     Begin(Vec<KeptPort>),
-    /// Continue it.
     Continue(Step),
 }
 

@@ -24,10 +24,10 @@ pub struct Walk {
 
 /// The result of a step.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Step {
     /// These paths, and there may be more.
     Paths(Vec<KeptPath>),
-    /// The end.
     Done,
     /// The identity of a port has changed: paths read so far may be unusable.
     Void,
