@@ -36,7 +36,6 @@ impl Workspace {
         &self.root
     }
 
-    /// Cargo's target directory.
     pub(crate) fn target(&self) -> &Path {
         &self.target
     }

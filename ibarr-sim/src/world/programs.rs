@@ -20,7 +20,6 @@ use zerocopy::FromBytes as _;
 
 use crate::bugs::Bug;
 
-/// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Programs {
     now: Instant,

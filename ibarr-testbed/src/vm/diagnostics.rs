@@ -46,7 +46,6 @@ pub(crate) fn prove(report: &mut Report) {
 /// One end of a link.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct End {
-    /// Of the port.
     guid: u64,
     number: u8,
     lid: u16,

@@ -38,7 +38,6 @@ pub enum Error {
     TooOld {
         /// Name of the program.
         program: &'static str,
-        /// The verifier's message.
         reason: String,
     },
     /// The verifier refuses the program.

@@ -33,7 +33,6 @@ pub(super) struct Maps {
 pub(crate) struct Contents {
     /// Addresses of this node, in their order.
     pub entries: Vec<GidEntry>,
-    /// Interfaces, by index.
     pub interfaces: Vec<(IfIndex, Interface)>,
     /// Prefixes that interfaces lead to: length in bits, key and value.
     pub routes: Vec<(u32, RoutePrefix, Route)>,

@@ -16,7 +16,6 @@ use crate::transport::rtnetlink::message::{Frame, Malformed, frames};
 /// Why a request to rtnetlink failed.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The kernel refuses.
     #[error("rtnetlink")]
     Io(#[from] io::Error),
     /// The kernel's answer is malformed.

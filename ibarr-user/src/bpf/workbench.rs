@@ -53,7 +53,6 @@ pub(super) enum Order {
     Open(Options),
     /// Detach and remove everything in a directory of pins.
     Close(PathBuf),
-    /// Attach and detach.
     Arrange(Work),
     /// Attach the guard to a socket of the ip2gid port; or detach it if no guard is loaded.
     Guard(OwnedFd),

@@ -132,7 +132,6 @@ impl Drop for AcmSockets {
     }
 }
 
-/// The thread's part.
 struct Sockets {
     events: mpsc::Sender<Event>,
     /// Why inherited sockets are not in use.

@@ -47,7 +47,6 @@ pub(super) struct Prepared {
     /// The guest's command: a path in the guest, and arguments.
     pub(super) command: Vec<String>,
     pub(super) processors: Processors,
-    /// See [`Guest::kernel_arguments`].
     pub(super) kernel_arguments: &'static str,
     /// Whether it leaves result files, see [`results`].
     pub(super) results: bool,

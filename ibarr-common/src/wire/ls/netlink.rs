@@ -199,7 +199,6 @@ pub(super) fn attributes(bytes: &[u8]) -> Attributes<'_> {
     Attributes { rest: bytes }
 }
 
-/// See [`attributes`].
 pub(super) struct Attributes<'a> {
     rest: &'a [u8],
 }

@@ -29,7 +29,6 @@ use crate::report::Report;
 use crate::rig::verbs::{End, perftest, pingpong};
 use crate::rig::{self, Ibarr, Place, Process, eventually, ip, pair, rping, rping_from, spawn};
 
-/// The router's namespace.
 const R: Place = Place::Netns("r");
 
 /// The addresses of the guests on their Ethernet link.

@@ -37,7 +37,6 @@ const CALLER_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long we wait for something that must come at once, on a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// See [`Bench::conclude`].
 const NUDGES: u32 = 100;
 const BETWEEN_NUDGES: Duration = Duration::from_millis(100);
 
