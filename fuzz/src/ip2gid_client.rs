@@ -10,7 +10,7 @@ use ibarr_common::wire::ip2gid::{PORT, Query, Reply};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
-    Candidate, Client, Config, Event, Input, Outcome, Output, RequestId, Route, Settings,
+    Answered, Candidate, Client, Config, Input, Outcome, Output, RequestId, Route, Settings,
     SocketEvent, SocketId, Source,
 };
 use ibarr_proto::request::UserRequest;
@@ -277,20 +277,20 @@ impl World {
     }
 
     fn drain(&mut self) {
-        while let Some(event) = self.client.poll_event() {
-            match event {
-                Event::Answered { id, outcome } => self.answered(id, outcome),
-                Event::Socket(SocketEvent::Open(socket)) => {
-                    assert!(!self.sockets.contains(&socket), "a socket's id is used again");
-                    self.sockets.push(socket);
-                }
-                Event::Socket(SocketEvent::Close(socket)) => {
-                    assert!(self.sockets.contains(&socket));
-                }
-            }
+        while let Some(Answered { id, outcome }) = self.client.poll_event() {
+            self.answered(id, outcome);
         }
         while let Some(output) = self.client.poll_transmit() {
             let transmit = match output {
+                Output::Socket(SocketEvent::Open(socket)) => {
+                    assert!(!self.sockets.contains(&socket), "a socket's id is used again");
+                    self.sockets.push(socket);
+                    continue;
+                }
+                Output::Socket(SocketEvent::Close(socket)) => {
+                    assert!(self.sockets.contains(&socket));
+                    continue;
+                }
                 Output::Route(candidate) => {
                     self.unrouted.push(candidate);
                     continue;

@@ -12,8 +12,7 @@ use ibarr_proto::ip2gid::{Question, server};
 use ibarr_proto::local_service::{self, Nudged, Sender, Transmit};
 use ibarr_proto::local_view;
 use ibarr_proto::node::{Config, Input, Node, Output, Room};
-use ibarr_proto::request::UserRequest;
-use ibarr_proto::resolver;
+use ibarr_proto::request::{AddressRequest, UserRequest};
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use rand_chacha::ChaCha12Rng;
@@ -89,7 +88,7 @@ impl World {
         let mut node = Node::new(Config::default(), ChaCha12Rng::seed_from_u64(seed.into()));
         let now = Instant::from_nanos(1 << 40);
         let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
-        node.handle_input(now, resolver::Input::LocalService(opened));
+        node.handle_input(now, Input::LocalService(opened));
         Self {
             now,
             node,
@@ -217,20 +216,22 @@ impl Io<Cue> for World {
                 }
                 return Handled::Unchanged;
             }
-            Cue::Reply { socket, from, payload } => {
-                resolver::Input::Client(client::Input::Datagram {
-                    socket: *socket,
-                    from: *from,
-                    ingress: IfIndex::MIN,
-                    payload,
-                })
-                .into()
-            }
-            &Cue::Resolve(id, question, deadline) => {
-                resolver::Input::Resolve { user: User(7), id, question, deadline }.into()
-            }
+            Cue::Reply { socket, from, payload } => Input::Client(client::Input::Datagram {
+                socket: *socket,
+                from: *from,
+                ingress: IfIndex::MIN,
+                payload,
+            })
+            .into(),
+            &Cue::Resolve(id, question, deadline) => Input::Resolve(AddressRequest {
+                id,
+                user: User(7),
+                question,
+                is_fresh: false,
+                deadline,
+            }),
             &Cue::Nudged(nudged) => {
-                resolver::Input::LocalService(local_service::Input::Nudged(nudged)).into()
+                Input::LocalService(local_service::Input::Nudged(nudged)).into()
             }
             Cue::View(input) => Input::View(*input),
         };
@@ -246,7 +247,7 @@ impl Io<Cue> for World {
         );
         let Some(bytes) = self.held.pop_front() else {
             let drained = local_service::Input::Drained;
-            self.node.handle_input(now, resolver::Input::LocalService(drained));
+            self.node.handle_input(now, Input::LocalService(drained));
             return Read::Nothing;
         };
         self.messages += 1;
@@ -254,7 +255,7 @@ impl Io<Cue> for World {
         self.owed = Owed::OfMessage;
         let datagram =
             local_service::Input::Datagram { sender: Sender::Kernel, bytes: &bytes, cut: false };
-        self.node.handle_input(now, resolver::Input::LocalService(datagram));
+        self.node.handle_input(now, Input::LocalService(datagram));
         Read::Message
     }
 
@@ -278,12 +279,12 @@ impl Io<Cue> for World {
                 }
                 return;
             }
-            Output::Resolver(resolver::Event::Socket(SocketEvent::Open(socket)))
+            Output::Client(client::Output::Socket(SocketEvent::Open(socket)))
                 if self.sockets_fail =>
             {
                 client::Input::SocketFailed { socket }
             }
-            Output::Resolver(resolver::Event::Socket(SocketEvent::Open(socket))) => {
+            Output::Client(client::Output::Socket(SocketEvent::Open(socket))) => {
                 client::Input::SocketOpened { socket }
             }
             Output::Client(client::Output::Route(candidate)) => {
@@ -297,7 +298,7 @@ impl Io<Cue> for World {
                 client::Input::Neighbour { question, gid: None }
             }
             Output::Client(client::Output::Query(transmit)) => return self.sent.push(transmit),
-            Output::Resolver(resolver::Event::Answered { id, .. }) => {
+            Output::Answered { id, .. } => {
                 assert!(self.waiting.remove(&id), "answered twice");
                 return;
             }
@@ -306,7 +307,7 @@ impl Io<Cue> for World {
             }
             _ => return,
         };
-        self.node.handle_input(now, resolver::Input::Client(input));
+        self.node.handle_input(now, Input::Client(input));
     }
 
     fn settle(&mut self, _: Instant) {}

@@ -25,7 +25,7 @@ use crate::local_service::{self, LocalService};
 use crate::local_view::{self, AddressStatus, Dad, Interface, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths, Sought};
-use crate::request::{self, Outcome, RequestId, UserRequest};
+use crate::request::{self, AddressRequest, Outcome, PathRequest, RequestId, UserRequest};
 use crate::resolver::{self, Cores, Resolver};
 use crate::responder::{self, Responder};
 use crate::sa;
@@ -47,8 +47,8 @@ pub struct Node {
     responder: Responder,
     /// The client does not know the last change of interfaces and routes yet.
     has_network_changed: bool,
-    /// Events of the resolver that are not for the ACM service.
-    events: VecDeque<resolver::Event>,
+    /// Answers for the users of the driver.
+    outputs: VecDeque<Output>,
 }
 
 /// The configuration.
@@ -74,20 +74,24 @@ pub struct Config {
 pub enum Input<'a> {
     /// A message of rtnetlink.
     View(local_view::Input),
+    /// An event of the client's sockets, routes or datagrams.
+    Client(client::Input<'a>),
+    /// An event of an InfiniBand port, or a received MAD.
+    Paths(paths::Input<'a>),
+    /// An event of the socket to the kernel.
+    LocalService(local_service::Input<'a>),
     /// An event of a client of ACM.
     Acm(acm::Input<'a>),
     /// What the driver knows of the daemon.
     Health(health::Input),
     /// A report about maps and programs.
     Responder(responder::Input),
-    /// An input of another core.
-    Resolver(resolver::Input<'a>),
-}
-
-impl<'a> From<resolver::Input<'a>> for Input<'a> {
-    fn from(input: resolver::Input<'a>) -> Self {
-        Self::Resolver(input)
-    }
+    /// A user of this node asks for a GID. One [`Output::Answered`] follows, at once if the local view or the cache
+    /// has the answer and the user has room in its share.
+    Resolve(AddressRequest),
+    /// A user of this node asks for a path. One [`Output::PathAnswered`] follows, at the latest at the deadline of the
+    /// request, or a moment after its arrival if there is no room.
+    ResolvePath(PathRequest),
 }
 
 impl From<responder::Input> for Input<'_> {
@@ -98,6 +102,7 @@ impl From<responder::Input> for Input<'_> {
 
 /// An action for the driver.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Output {
     /// Send a request to rtnetlink.
     View(local_view::Request),
@@ -107,8 +112,10 @@ pub enum Output {
     Responder(responder::Output),
     /// Answer a client of ACM, or look up a route for it.
     Acm(acm::Output),
-    /// Return an answer to a user, or open or close a socket.
-    Resolver(resolver::Event),
+    /// The answer to a user's request for a GID; each request gets exactly one.
+    Answered { id: UserRequest, outcome: Outcome },
+    /// The answer to a user's request for a path; each request gets exactly one.
+    PathAnswered { id: UserRequest, outcome: paths::Outcome },
     /// Send a MAD.
     Sa(sa::Transmit),
     /// Ask a peer, or look up how to reach it.
@@ -143,7 +150,7 @@ impl Node {
             acm: Acm::new(acm),
             health: Health::default(),
             has_network_changed: false,
-            events: VecDeque::new(),
+            outputs: VecDeque::new(),
         }
     }
 
@@ -182,21 +189,23 @@ impl Node {
                 }
             }
             Input::Acm(input) => self.acm.handle_input(now, input),
+            Input::Client(input) => self.resolve(now, resolver::Input::Client(input)),
             Input::Health(input) => self.health.handle_input(now, input),
             Input::Responder(input) => {
                 return self.responder.handle_input(now, &self.view, input);
             }
-            Input::Resolver(input) => {
-                let is_of_a_port = matches!(
-                    input,
-                    resolver::Input::Paths(
-                        paths::Input::Port { .. } | paths::Input::PortGone { .. }
-                    )
-                );
-                if let resolver::Input::LocalService(local_service::Input::Stop) = input {
+            Input::LocalService(input) => {
+                if let local_service::Input::Stop = input {
                     self.health.handle_input(now, health::Input::Stop);
                 }
-                self.resolver.handle_input(&mut self.cores, now, &self.view, input);
+                self.resolve(now, resolver::Input::LocalService(input));
+            }
+            Input::Resolve(request) => self.resolve(now, resolver::Input::Resolve(request)),
+            Input::ResolvePath(request) => self.resolve(now, resolver::Input::ResolvePath(request)),
+            Input::Paths(input) => {
+                let is_of_a_port =
+                    matches!(input, paths::Input::Port { .. } | paths::Input::PortGone { .. });
+                self.resolve(now, resolver::Input::Paths(input));
                 if is_of_a_port {
                     self.view.set_flid_gids(flid_gids(&self.cores.paths));
                     self.acm.ask_again();
@@ -204,6 +213,10 @@ impl Node {
             }
         }
         self.serve_acm(now);
+    }
+
+    fn resolve(&mut self, now: Instant, input: resolver::Input<'_>) {
+        self.resolver.handle_input(&mut self.cores, now, &self.view, input);
     }
 
     /// Passes the questions of the ACM service to the other cores, and their answers to it, until none is left.
@@ -217,7 +230,12 @@ impl Node {
                     resolver::Event::PathAnswered { id: UserRequest::Acm(id), outcome } => {
                         self.acm.path(id, Some(outcome));
                     }
-                    event => self.events.push_back(event),
+                    resolver::Event::Answered { id, outcome } => {
+                        self.outputs.push_back(Output::Answered { id, outcome });
+                    }
+                    resolver::Event::PathAnswered { id, outcome } => {
+                        self.outputs.push_back(Output::PathAnswered { id, outcome });
+                    }
                 }
             }
             let Some(ask) = self.acm.poll_ask() else { return };
@@ -257,8 +275,8 @@ impl Node {
                 }
                 self.acm.not_remembered(id);
                 let id = UserRequest::Acm(id);
-                let input = resolver::Input::Resolve { user, id, question, deadline };
-                self.resolver.handle_input(cores, now, view, input);
+                let request = AddressRequest { id, user, question, is_fresh: false, deadline };
+                self.resolver.handle_input(cores, now, view, resolver::Input::Resolve(request));
             }
             acm::Ask::Path { id, is_named: true, .. }
                 if cores
@@ -298,8 +316,8 @@ impl Node {
                     return;
                 }
                 let id = UserRequest::Acm(id);
-                let request = resolver::PathRequest { id, port, question, deadline };
-                let input = resolver::Input::ResolvePath { user, request };
+                let request = PathRequest { id, user, port, question, deadline };
+                let input = resolver::Input::ResolvePath(request);
                 self.resolver.handle_input(cores, now, view, input);
             }
         }
@@ -367,8 +385,8 @@ impl Node {
         if let Some(output) = self.responder.poll_output() {
             return Some(Output::Responder(output));
         }
-        if let Some(event) = self.events.pop_front() {
-            return Some(Output::Resolver(event));
+        if let Some(output) = self.outputs.pop_front() {
+            return Some(output);
         }
         if let Some(output) = self.acm.poll_output() {
             return Some(Output::Acm(output));
@@ -531,15 +549,15 @@ mod tests {
                     }
                     node.handle_timeout(NOW);
                 }
-                Output::Resolver(resolver::Event::Socket(SocketEvent::Open(socket))) => {
+                Output::Client(client::Output::Socket(SocketEvent::Open(socket))) => {
                     let input = client::Input::SocketOpened { socket };
-                    node.handle_input(NOW, resolver::Input::Client(input));
+                    node.handle_input(NOW, Input::Client(input));
                 }
                 Output::Client(client::Output::Route(candidate)) => {
                     let next_hop = "10.1.0.254".parse().unwrap();
                     let route = Some(Route { ifindex: EGRESS, next_hop });
                     let input = client::Input::Route { candidate, route };
-                    node.handle_input(NOW, resolver::Input::Client(input));
+                    node.handle_input(NOW, Input::Client(input));
                 }
                 output => done.push(output),
             }
@@ -561,13 +579,13 @@ mod tests {
     fn full_kernel_socket_holds_back_only_outputs_for_the_kernel() {
         let mut node = Node::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
         let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
-        node.handle_input(NOW, resolver::Input::LocalService(opened));
+        node.handle_input(NOW, Input::LocalService(opened));
         let target = "10.2.0.5".parse().unwrap();
         let request = Request::ResolveIp(ResolveIp { ifindex: EGRESS, target }).emit(Seq(1));
         let bytes = request.as_ref();
         let input = local_service::Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
-        node.handle_input(NOW, resolver::Input::LocalService(input));
-        node.handle_input(NOW, resolver::Input::LocalService(local_service::Input::Drained));
+        node.handle_input(NOW, Input::LocalService(input));
+        node.handle_input(NOW, Input::LocalService(local_service::Input::Drained));
         let without_room = done(&mut node, false);
         let [Output::View(_), Output::Client(client::Output::Query(query))] =
             without_room.as_slice()

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The names of requests, which say who asks, and the result of a request for an address.
+//! Requests, their names, which say who asks, and the result of a request for an address.
 
+use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
+
+use crate::ip2gid::Question;
+use crate::paths::{PortName, Sought};
+use crate::shares::User;
 
 /// A request to a core, repeated in its answer.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -33,6 +38,35 @@ pub struct FlightId(pub(crate) u64);
 /// Identifies a path request of the kernel. Never reused.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PathFlightId(pub(crate) u64);
+
+/// A user's request for the GID of an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
+pub struct AddressRequest {
+    /// Repeated in the answer.
+    pub id: UserRequest,
+    pub user: User,
+    pub question: Question,
+    /// Whether the peer is asked even if its answer is remembered.
+    pub is_fresh: bool,
+    /// When the caller stops waiting.
+    pub deadline: Instant,
+}
+
+/// A user's request for a path.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PathRequest {
+    /// Repeated in the answer.
+    pub id: UserRequest,
+    /// Who asks.
+    pub user: User,
+    /// The source port of the path.
+    pub port: PortName,
+    /// The question.
+    pub question: Sought,
+    /// When the caller stops waiting.
+    pub deadline: Instant,
+}
 
 ibarr_common::outcomes! {
     /// The result of a request for an address.

@@ -23,13 +23,15 @@ use ibarr_common::wire::sa::PathQuestion;
 use ibarr_common::{IfIndex, Instant};
 
 use crate::counters::Counters;
-use crate::ip2gid::client::{self, Cached, Client, SocketEvent};
+use crate::ip2gid::client::{self, Cached, Client};
 use crate::ip2gid::server::Local;
 use crate::ip2gid::{Question, is_link_local};
 use crate::local_service::{self, LocalService};
 use crate::paths::{self, Paths, PortName, Sought};
 use crate::places::Room;
-use crate::request::{FlightId, Outcome, PathFlightId, RequestId, Source, UserRequest};
+use crate::request::{
+    AddressRequest, FlightId, Outcome, PathFlightId, PathRequest, RequestId, Source, UserRequest,
+};
 use crate::sa::{PortIndex, Rank};
 use crate::shares::{self, Limits, Shares, User};
 use crate::trace::{self, Caller, Id, Trace};
@@ -93,7 +95,6 @@ struct Wanted {
 
 /// An input of the resolver, or of a core that it connects.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
     /// An event of the client's sockets, routes or datagrams.
     Client(client::Input<'a>),
@@ -101,41 +102,10 @@ pub enum Input<'a> {
     LocalService(local_service::Input<'a>),
     /// An event of an InfiniBand port, or a received MAD.
     Paths(paths::Input<'a>),
-    /// A user of this node asks for a path. One [`Event::PathAnswered`] follows, at the latest at the
-    /// deadline of the request, or a moment after its arrival if there is no room.
-    ResolvePath { user: User, request: PathRequest },
-    /// A user of this node asks for a GID. One [`Event::Answered`] follows, at once if the local view
-    /// or the cache has the answer and the user has room in its share.
-    Resolve {
-        user: User,
-        /// Repeated in the answer.
-        id: UserRequest,
-        question: Question,
-        /// When the caller stops waiting.
-        deadline: Instant,
-    },
-    /// The same past the cache: the peer is asked, unless the address is of this node.
-    ResolveFresh {
-        user: User,
-        /// Repeated in the answer.
-        id: UserRequest,
-        question: Question,
-        /// When the caller stops waiting.
-        deadline: Instant,
-    },
-}
-
-/// A user's request for a path.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct PathRequest {
-    /// Repeated in the answer.
-    pub id: UserRequest,
-    /// The source port of the path.
-    pub port: PortName,
-    /// The question.
-    pub question: Sought,
-    /// When the caller stops waiting.
-    pub deadline: Instant,
+    /// A user of this node asks for a path. One [`Event::PathAnswered`] follows.
+    ResolvePath(PathRequest),
+    /// A user of this node asks for a GID. One [`Event::Answered`] follows.
+    Resolve(AddressRequest),
 }
 
 /// An event for the driver.
@@ -146,8 +116,6 @@ pub enum Event {
     Answered { id: UserRequest, outcome: Outcome },
     /// The answer to a path request; each request gets exactly one.
     PathAnswered { id: UserRequest, outcome: paths::Outcome },
-    /// The driver is to open or close a socket of the client.
-    Socket(SocketEvent),
 }
 
 /// The cores that the resolver connects.
@@ -196,15 +164,12 @@ impl Resolver {
                 cores.local_service.handle_input(now, input);
                 self.serve(cores, now, view);
             }
-            Input::Resolve { user, id, question, deadline } => {
-                let wanted = Wanted::of_user(question, deadline);
+            Input::Resolve(AddressRequest { id, user, question, is_fresh, deadline }) => {
+                let wanted = Wanted { is_fresh, ..Wanted::of_user(question, deadline) };
                 self.offer(cores, now, view, user, (id, wanted));
             }
-            Input::ResolveFresh { user, id, question, deadline } => {
-                let wanted = Wanted { is_fresh: true, ..Wanted::of_user(question, deadline) };
-                self.offer(cores, now, view, user, (id, wanted));
-            }
-            Input::ResolvePath { user, request } => {
+            Input::ResolvePath(request) => {
+                let user = request.user;
                 let id = Id::Path(RequestId::User(request.id));
                 cores.trace.asked(now, id, caller(request.id, user), request.question, now);
                 // What is remembered costs a user nothing of its share.
@@ -270,7 +235,7 @@ impl Resolver {
                 self.refuse_path(cores, now, request.id);
             }
             while let Some((user, request)) = shares(self).poll_admitted(now) {
-                let PathRequest { id, port, question, deadline } = request;
+                let PathRequest { id, port, question, deadline, .. } = request;
                 self.path_askers.insert(id, user);
                 let (id, rank) = (RequestId::User(id), Rank::Other);
                 match question {
@@ -496,15 +461,10 @@ impl Resolver {
                 }
             }
         }
-        while let Some(event) = cores.client.poll_event() {
-            match event {
-                client::Event::Answered { id, outcome } => match id {
-                    RequestId::User(id) => self.answer_user(cores, now, id, outcome),
-                    RequestId::Kernel(flight) => {
-                        answer_kernel(cores, now, flight, outcome);
-                    }
-                },
-                client::Event::Socket(event) => self.events.push_back(Event::Socket(event)),
+        while let Some(client::Answered { id, outcome }) = cores.client.poll_event() {
+            match id {
+                RequestId::User(id) => self.answer_user(cores, now, id, outcome),
+                RequestId::Kernel(flight) => answer_kernel(cores, now, flight, outcome),
             }
         }
     }

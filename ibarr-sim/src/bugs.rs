@@ -19,7 +19,7 @@ use ibarr_proto::local_view::{self, HwAddr};
 use ibarr_proto::node::{self, Input, Node, Output, Room};
 use ibarr_proto::responder::{self, MapUpdate};
 use ibarr_proto::shares::User;
-use ibarr_proto::{acm, paths, resolver};
+use ibarr_proto::{acm, paths};
 use rand_chacha::ChaCha12Rng;
 
 /// A bug that can be planted.
@@ -200,27 +200,20 @@ impl Core {
                 let input = self.as_it_was(input);
                 self.node.handle_input(now, Input::View(input));
             }
-            Input::Resolver(resolver::Input::Paths(paths::Input::Port {
-                port,
-                name,
-                mut facts,
-            })) if self.bug == Some(Bug::StaleLid) => {
+            Input::Paths(paths::Input::Port { port, name, mut facts })
+                if self.bug == Some(Bug::StaleLid) =>
+            {
                 facts.lid = facts.lid.map(|lid| *self.lid.get_or_insert(lid));
                 let input = paths::Input::Port { port, name, facts };
-                self.node.handle_input(now, resolver::Input::Paths(input));
+                self.node.handle_input(now, Input::Paths(input));
             }
-            Input::Resolver(resolver::Input::Resolve { id, question, deadline, .. })
-                if self.bug == Some(Bug::NoShares) =>
-            {
-                let user = self.another_user();
-                self.node
-                    .handle_input(now, resolver::Input::Resolve { user, id, question, deadline });
+            Input::Resolve(mut request) if self.bug == Some(Bug::NoShares) => {
+                request.user = self.another_user();
+                self.node.handle_input(now, Input::Resolve(request));
             }
-            Input::Resolver(resolver::Input::ResolvePath { request, .. })
-                if self.bug == Some(Bug::NoShares) =>
-            {
-                let user = self.another_user();
-                self.node.handle_input(now, resolver::Input::ResolvePath { user, request });
+            Input::ResolvePath(mut request) if self.bug == Some(Bug::NoShares) => {
+                request.user = self.another_user();
+                self.node.handle_input(now, Input::ResolvePath(request));
             }
             input => self.node.handle_input(now, input),
         }
@@ -286,12 +279,12 @@ impl Core {
                     if self.swallows =>
                 {
                     let done = local_service::Input::Nudged(local_service::Nudged::Done);
-                    self.node.handle_input(now, resolver::Input::LocalService(done));
+                    self.node.handle_input(now, Input::LocalService(done));
                     continue;
                 }
                 (
                     Some(Bug::UnboundedTable),
-                    Output::Resolver(resolver::Event::Socket(SocketEvent::Close(_))),
+                    Output::Client(client::Output::Socket(SocketEvent::Close(_))),
                 )
                 | (Some(Bug::ForgottenReply), Output::Acm(acm::Output::Reply(_))) => continue,
                 (
@@ -315,7 +308,7 @@ impl Core {
                     if *sends == 3 {
                         let refused =
                             client::Input::Refused { socket, to, quoted: payload.as_ref() };
-                        self.node.handle_input(now, resolver::Input::Client(refused));
+                        self.node.handle_input(now, Input::Client(refused));
                     }
                 }
                 _ => {}

@@ -14,7 +14,7 @@ use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
 use super::*;
-use crate::ip2gid::client::Route;
+use crate::ip2gid::client::{Route, SocketEvent};
 use crate::local_service::{Counter, DEADLINE, FOLLOW_UPS, LATELY, Nudged, RETRY, Sender};
 
 #[test]
@@ -54,7 +54,8 @@ fn fresh_question_asks_the_peer_whose_answer_is_remembered() {
     let deadline = rig.now + Duration::from_secs(3);
     for (n, its_gid) in ["fe80::9", "fe80::a"].into_iter().enumerate() {
         let id = UserRequest::Control(n as u64);
-        rig.tell(Input::ResolveFresh { user, id, question: target, deadline });
+        let question = target;
+        rig.tell(Input::Resolve(AddressRequest { id, user, question, is_fresh: true, deadline }));
         rig.drain();
         rig.route("10.2.0.5", None, Some((2, "10.1.0.254")));
         assert_eq!(rig.sent(), "10.2.0.5 by any");
@@ -68,7 +69,8 @@ fn fresh_question_asks_the_peer_whose_answer_is_remembered() {
     assert_eq!(rig.answered(), [(7, outcome)]);
 
     let id = UserRequest::Control(8);
-    rig.tell(Input::ResolveFresh { user, id, question: question("10.1.0.1", None), deadline });
+    let question = question("10.1.0.1", None);
+    rig.tell(Input::Resolve(AddressRequest { id, user, question, is_fresh: true, deadline }));
     rig.drain();
     let own = Outcome::Found { gid: gid("fe80::1"), source: Source::Local };
     assert_eq!(rig.answered(), [(8, own)]);
@@ -351,7 +353,7 @@ fn tables_hold_only_what_local_service_and_shares_admit() {
         let user = User(u32::try_from(n % 8).unwrap());
         let question = question(&format!("10.3.{}.{}", n / 250, n % 250), None);
         let deadline = rig.now + Duration::from_secs(3);
-        rig.tell(Input::Resolve { user, id, question, deadline });
+        rig.tell(Input::Resolve(AddressRequest { id, user, question, is_fresh: false, deadline }));
     }
     assert_eq!(
         (rig.resolver.askers.len(), rig.resolver.users()[0].2),
@@ -447,7 +449,7 @@ impl Rig {
         let question = question(target, egress);
         let deadline = self.now + Duration::from_secs(3);
         let (user, id) = (User(7), UserRequest::Control(id));
-        self.tell(Input::Resolve { user, id, question, deadline });
+        self.tell(Input::Resolve(AddressRequest { id, user, question, is_fresh: false, deadline }));
         self.drain();
     }
 
@@ -527,11 +529,7 @@ impl Rig {
                     self.answered.push((id, outcome));
                 }
                 Event::Answered { id, .. } => panic!("{id:?}"),
-                Event::Socket(SocketEvent::Open(socket)) => {
-                    let opened = client::Input::SocketOpened { socket };
-                    self.tell(Input::Client(opened));
-                }
-                Event::PathAnswered { .. } | Event::Socket(SocketEvent::Close(_)) => {}
+                Event::PathAnswered { .. } => {}
             }
         }
         while let Some(output) = self.cores.client.poll_transmit() {
@@ -541,7 +539,10 @@ impl Rig {
                     self.unrouted.push_back(candidate);
                 }
                 client::Output::Query(transmit) => self.transmits.push(transmit),
-                client::Output::Neighbour(..) => {}
+                client::Output::Socket(SocketEvent::Open(socket)) => {
+                    self.tell(Input::Client(client::Input::SocketOpened { socket }));
+                }
+                client::Output::Neighbour(..) | client::Output::Socket(SocketEvent::Close(_)) => {}
             }
         }
     }

@@ -18,7 +18,7 @@ use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::PORT;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::client::{
-    Client, Config, Event, Input, Outcome, Output, RequestId, Route, SocketEvent, SocketId,
+    Answered, Client, Config, Input, Outcome, Output, RequestId, Route, SocketEvent, SocketId,
 };
 use ibarr_proto::ip2gid::server::{Local, Received, Server};
 use ibarr_proto::ip2gid::{Prefixes, Question};
@@ -251,25 +251,21 @@ impl Sim {
         let now = self.now;
         loop {
             let node = &mut self.nodes[index];
-            if let Some(event) = node.client.poll_event() {
-                match event {
-                    Event::Answered { id, outcome } => {
-                        self.trace.push(format!("{now} node {index}: request {id:?}: {outcome:?}"));
-                        let twice = node.answers.insert(id, (now, outcome));
-                        assert_eq!(twice, None, "request {id:?} answered twice");
-                    }
-                    Event::Socket(SocketEvent::Open(socket)) => {
-                        let port = random_port(&mut self.rng);
-                        node.ports.insert(socket, port);
-                        node.client.handle_input(now, Input::SocketOpened { socket });
-                    }
-                    Event::Socket(SocketEvent::Close(socket)) => {
-                        node.ports.remove(&socket).expect("only open sockets are closed");
-                    }
-                }
+            if let Some(Answered { id, outcome }) = node.client.poll_event() {
+                self.trace.push(format!("{now} node {index}: request {id:?}: {outcome:?}"));
+                let twice = node.answers.insert(id, (now, outcome));
+                assert_eq!(twice, None, "request {id:?} answered twice");
                 continue;
             }
             match node.client.poll_transmit() {
+                Some(Output::Socket(SocketEvent::Open(socket))) => {
+                    let port = random_port(&mut self.rng);
+                    node.ports.insert(socket, port);
+                    node.client.handle_input(now, Input::SocketOpened { socket });
+                }
+                Some(Output::Socket(SocketEvent::Close(socket))) => {
+                    node.ports.remove(&socket).expect("only open sockets are closed");
+                }
                 Some(Output::Route(candidate)) => {
                     let route = node.route(candidate.question.target());
                     node.client.handle_input(now, Input::Route { candidate, route });

@@ -14,10 +14,10 @@ use ibarr_common::ib::PKey;
 use ibarr_common::wire::ls::ResolveIp;
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_proto::ip2gid::Question;
-use ibarr_proto::request::{Outcome, UserRequest};
-use ibarr_proto::resolver::PathRequest;
+use ibarr_proto::node::Input;
+use ibarr_proto::paths;
+use ibarr_proto::request::{AddressRequest, Outcome, PathRequest, UserRequest};
 use ibarr_proto::shares::{PAUSE, User};
-use ibarr_proto::{paths, resolver};
 
 use super::World;
 use super::addresses::gid;
@@ -43,8 +43,9 @@ impl World {
         let deadline = now + secs(3);
         while let Some((request, number)) = daemon.crowd.ask_address(now) {
             let Some(question) = Question::new(dead(subnet, number), None) else { continue };
-            let input = resolver::Input::Resolve { user: USER, id: request, question, deadline };
-            daemon.core.handle_input(now, input);
+            let (id, user, is_fresh) = (request, USER, false);
+            let request = AddressRequest { id, user, question, is_fresh, deadline };
+            daemon.core.handle_input(now, Input::Resolve(request));
         }
         let Some(sgid) = self.machines[id].gid() else { return };
         while let Some((request, number)) = daemon.crowd.ask_path(now) {
@@ -58,8 +59,9 @@ impl World {
                 qos_class: None,
             };
             let question = question.into();
-            let request = PathRequest { id: request, port: name(), question, deadline };
-            daemon.core.handle_input(now, resolver::Input::ResolvePath { user: USER, request });
+            let (id, user, port) = (request, USER, name());
+            let request = PathRequest { id, user, port, question, deadline };
+            daemon.core.handle_input(now, Input::ResolvePath(request));
         }
     }
 

@@ -16,10 +16,10 @@ use ibarr_proto::ip2gid::server::Received;
 use ibarr_proto::local_service::{self, Nudge, Nudged, Sender, Transmit};
 use ibarr_proto::local_view::{self, Subject};
 use ibarr_proto::node::{Input, Output, Room};
-use ibarr_proto::request::{Outcome, UserRequest};
+use ibarr_proto::request::{AddressRequest, Outcome, UserRequest};
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
-use ibarr_proto::{paths, resolver, responder, sa};
+use ibarr_proto::{paths, responder, sa};
 
 use super::addresses::Packet;
 use super::kernel_socket::{Message, ToDaemon};
@@ -163,17 +163,15 @@ impl World {
             Inbox::Opened => {
                 daemon.kernel.starts();
                 let opened = local_service::Input::Opened { port_id: PORT_ID, is_member: true };
-                resolver::Input::LocalService(opened)
+                Input::LocalService(opened)
             }
             Inbox::View(input) => return daemon.core.handle_input(now, Input::View(*input)),
             &Inbox::Route(candidate, route) => {
-                resolver::Input::Client(client::Input::Route { candidate, route })
+                Input::Client(client::Input::Route { candidate, route })
             }
             Inbox::Refused(query) => return self.hear_refusal(id, daemon, query),
             Inbox::Reply { socket, packet } => return self.hear(id, daemon, *socket, packet),
-            Inbox::Nudged(nudged) => {
-                resolver::Input::LocalService(local_service::Input::Nudged(*nudged))
-            }
+            Inbox::Nudged(nudged) => Input::LocalService(local_service::Input::Nudged(*nudged)),
             Inbox::MapsOpened => {
                 daemon.has_maps = true;
                 daemon.core.handle_input(now, responder::Input::Opened);
@@ -186,11 +184,12 @@ impl World {
                 let done = responder::Input::Arranged(done.clone());
                 return daemon.core.handle_input(now, done);
             }
-            Inbox::Stop => resolver::Input::LocalService(local_service::Input::Stop),
+            Inbox::Stop => Input::LocalService(local_service::Input::Stop),
             Inbox::Ask(question) => {
                 self.application_asks(id, daemon, *question);
                 let (id, deadline) = daemon.asked.ask(now, question.target());
-                resolver::Input::Resolve { user: User(0), id, question: *question, deadline }
+                let (user, question, is_fresh) = (User(0), *question, false);
+                Input::Resolve(AddressRequest { id, user, question, is_fresh, deadline })
             }
             Inbox::Crowd(until) => return self.user_asks(id, daemon, *until),
             Inbox::Reload => {
@@ -209,7 +208,7 @@ impl World {
                     daemon.monitor.forgets_sa(facts.is_some());
                 }
                 let port = PORT;
-                resolver::Input::Paths(match facts.clone() {
+                Input::Paths(match facts.clone() {
                     Some(facts) => paths::Input::Port { port, name: name(), facts },
                     None => paths::Input::PortGone { port },
                 })
@@ -231,7 +230,7 @@ impl World {
         let Some(socket) = daemon.sockets.at(query.from.port()) else { return };
         let before = daemon.counted(client::Counter::Refusals);
         let input = client::Input::Refused { socket, to: query.to, quoted: query.payload.as_ref() };
-        daemon.core.handle_input(self.now, resolver::Input::Client(input));
+        daemon.core.handle_input(self.now, Input::Client(input));
         if daemon.counted(client::Counter::Refusals) > before {
             self.claims.words.is_refused(self.now, id, query.to.ip());
         }
@@ -242,7 +241,7 @@ impl World {
         let Packet { from, payload, .. } = *packet;
         let input =
             client::Input::Datagram { socket, from, ingress: IPOIB, payload: payload.as_ref() };
-        daemon.core.handle_input(self.now, resolver::Input::Client(input));
+        daemon.core.handle_input(self.now, Input::Client(input));
         if daemon.counted(client::Counter::Replies) > before {
             self.word_is_taken(id, &payload);
         }
@@ -286,14 +285,14 @@ impl World {
                 self.at(at, What::Arranged(id, life));
             }
             Output::Acm(output) => self.serve_application(id, daemon, output),
-            Output::Resolver(resolver::Event::Answered { id: request, outcome }) => {
+            Output::Answered { id: request, outcome } => {
                 self.told(id, daemon, request, outcome);
             }
-            Output::Resolver(resolver::Event::PathAnswered { id: request, outcome }) => {
+            Output::PathAnswered { id: request, outcome } => {
                 self.user_path_told(id, daemon, request, &outcome);
             }
             Output::Sa(transmit) => self.ask_administrator(id, daemon, &transmit),
-            Output::Resolver(resolver::Event::Socket(SocketEvent::Open(socket))) => {
+            Output::Client(client::Output::Socket(SocketEvent::Open(socket))) => {
                 let fails = self.machines[id].troubles.has(now, Trouble::NoSockets);
                 let input = if fails {
                     client::Input::SocketFailed { socket }
@@ -301,9 +300,9 @@ impl World {
                     daemon.sockets.open(&mut self.dice, socket);
                     client::Input::SocketOpened { socket }
                 };
-                daemon.core.handle_input(now, resolver::Input::Client(input));
+                daemon.core.handle_input(now, Input::Client(input));
             }
-            Output::Resolver(resolver::Event::Socket(SocketEvent::Close(socket))) => {
+            Output::Client(client::Output::Socket(SocketEvent::Close(socket))) => {
                 daemon.sockets.close(socket);
             }
             Output::Client(client::Output::Route(candidate)) => {
@@ -313,7 +312,7 @@ impl World {
             // No interface of the simulation has neighbour entries with a GID.
             Output::Client(client::Output::Neighbour(question, _)) => {
                 let input = client::Input::Neighbour { question, gid: None };
-                daemon.core.handle_input(now, resolver::Input::Client(input));
+                daemon.core.handle_input(now, Input::Client(input));
             }
             Output::Client(client::Output::Query(transmit)) => self.query(id, daemon, &transmit),
             Output::LocalService(Transmit::Message(message)) => {
@@ -622,7 +621,7 @@ impl Io<Cue> for Turn<'_> {
                 local_service::Input::Drained
             }
         };
-        self.daemon.core.handle_input(now, resolver::Input::LocalService(input));
+        self.daemon.core.handle_input(now, Input::LocalService(input));
         if message.is_some() { Read::Message } else { Read::Nothing }
     }
 
@@ -682,7 +681,7 @@ impl Daemon {
         let (before, unasked) = (taken(self), self.unasked());
         let mad = request.answer(*answer).emit();
         let input = paths::Input::Mad { port: PORT, from: Some(from), mad: mad.as_ref() };
-        self.core.handle_input(now, resolver::Input::Paths(input));
+        self.core.handle_input(now, Input::Paths(input));
         self.hears(now, from, answer, unasked);
         if let SaQuestion::Path(question) = &request.question {
             let is_taken = taken(self) > before;

@@ -5,8 +5,7 @@
 use ibarr_common::Instant;
 use ibarr_proto::local_service::{Input, Nudge, Sender, Transmit};
 use ibarr_proto::local_view::Link;
-use ibarr_proto::node::Room;
-use ibarr_proto::resolver;
+use ibarr_proto::node::{self, Room};
 use ibarr_proto::turn::{Handled, Read};
 use nix::errno::Errno;
 use tracing::error;
@@ -126,7 +125,7 @@ impl Engine {
 
     /// Passes an input to the core that serves the kernel.
     fn tell_kernel_side(&mut self, now: Instant, input: Input<'_>) {
-        self.node.handle_input(now, resolver::Input::LocalService(input));
+        self.node.handle_input(now, node::Input::LocalService(input));
     }
 
     /// While no daemon runs, the kernel's requests wait in the socket: without it, the kernel would

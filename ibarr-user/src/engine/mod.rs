@@ -400,7 +400,10 @@ impl Io<Input> for Engine {
                     self.node.handle_input(now, input);
                 }
             }
-            Output::Resolver(event) => self.handle_resolved(now, event),
+            Output::Answered { id, outcome } => {
+                self.users.addresses.answered(now, id, Some(outcome));
+            }
+            Output::PathAnswered { id, outcome } => self.path_answered(now, id, outcome),
             Output::Acm(output) => self.answer_acm(now, output),
             Output::Sa(transmit) => self.send_mad(now, &transmit),
             Output::Client(output) => self.carry_out_query(now, output),

@@ -9,10 +9,9 @@ use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
 use ibarr_proto::health::{Device, Missing};
-use ibarr_proto::node::Node;
+use ibarr_proto::node::{self, Node};
 use ibarr_proto::paths::{self, Chosen, Input, Outcome, Partial, PortFacts, PortName, Sought};
-use ibarr_proto::request::UserRequest;
-use ibarr_proto::resolver;
+use ibarr_proto::request::{self, UserRequest};
 use ibarr_proto::sa::{PortIndex, Transmit};
 use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
@@ -139,7 +138,7 @@ impl Engine {
     }
 
     pub(super) fn tell_paths(&mut self, now: Instant, input: Input<'_>) {
-        self.node.handle_input(now, resolver::Input::Paths(input));
+        self.node.handle_input(now, node::Input::Paths(input));
     }
 
     /// Starts a request of a user; the node's answer completes it.
@@ -164,8 +163,9 @@ impl Engine {
         let Chosen { port, question, .. } = chosen;
         asks.pending.insert(id, Asked { at: now, chosen, to });
         let question = if request.fresh { Sought::Fresh(question) } else { question.into() };
-        let request = resolver::PathRequest { id, port, question, deadline: now + DEADLINE };
-        self.node.handle_input(now, resolver::Input::ResolvePath { user, request });
+        let deadline = now + DEADLINE;
+        let request = request::PathRequest { id, user, port, question, deadline };
+        self.node.handle_input(now, node::Input::ResolvePath(request));
     }
 
     pub(super) fn path_answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {

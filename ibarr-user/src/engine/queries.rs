@@ -5,7 +5,7 @@
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::client::{Candidate, Input, Output, SocketEvent};
 use ibarr_proto::local_view::rules::Diverted;
-use ibarr_proto::resolver;
+use ibarr_proto::node;
 use ibarr_proto::trace::Step;
 use tracing::debug;
 
@@ -51,7 +51,7 @@ impl Queries {
 }
 
 impl Engine {
-    pub(super) fn handle_query_socket(&mut self, now: Instant, event: SocketEvent) {
+    fn handle_query_socket(&mut self, now: Instant, event: SocketEvent) {
         let input = match event {
             SocketEvent::Close(socket) => return self.queries.sockets.close(socket),
             SocketEvent::Open(socket) => match self.queries.sockets.open(socket) {
@@ -67,6 +67,7 @@ impl Engine {
 
     pub(super) fn carry_out_query(&mut self, now: Instant, output: Output) {
         match output {
+            Output::Socket(event) => self.handle_query_socket(now, event),
             Output::Query(transmit) => {
                 if let Err(error) = self.queries.sockets.send(&transmit) {
                     self.trace_query_not_sent(now, transmit.to, &error);
@@ -112,6 +113,6 @@ impl Engine {
     }
 
     fn tell_client(&mut self, now: Instant, input: Input<'_>) {
-        self.node.handle_input(now, resolver::Input::Client(input));
+        self.node.handle_input(now, node::Input::Client(input));
     }
 }

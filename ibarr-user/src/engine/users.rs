@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::{self, Question};
-use ibarr_proto::request::{Outcome, UserRequest};
-use ibarr_proto::resolver::{self, Event};
+use ibarr_proto::node;
+use ibarr_proto::request::{AddressRequest, Outcome, UserRequest};
 use ibarr_proto::shares::User;
 use tracing::info;
 
@@ -21,7 +21,7 @@ use crate::control::server::Ask;
 /// Requests without an answer yet.
 #[derive(Default)]
 pub(super) struct Users {
-    addresses: Asks,
+    pub(super) addresses: Asks,
     pub(super) paths: PathAsks,
     pub(super) pages: Pages,
 }
@@ -92,27 +92,17 @@ impl Engine {
                 self.users.addresses.answered(now, id, Some(Outcome::NotFound));
                 continue;
             };
-            let input = match lookup {
-                Lookup::Any => resolver::Input::Resolve { user, id, question, deadline },
-                Lookup::Peer => resolver::Input::ResolveFresh { user, id, question, deadline },
+            let is_fresh = match lookup {
+                Lookup::Any => false,
+                Lookup::Peer => true,
                 Lookup::Memory => {
                     let remembered = self.node.lookup(now, question);
                     self.users.addresses.answered(now, id, remembered);
                     continue;
                 }
             };
-            self.node.handle_input(now, input);
-        }
-    }
-
-    /// Passes on an event of the resolver.
-    pub(super) fn handle_resolved(&mut self, now: Instant, event: Event) {
-        match event {
-            Event::Answered { id, outcome } => {
-                self.users.addresses.answered(now, id, Some(outcome));
-            }
-            Event::PathAnswered { id, outcome } => self.path_answered(now, id, outcome),
-            Event::Socket(event) => self.handle_query_socket(now, event),
+            let request = AddressRequest { id, user, question, is_fresh, deadline };
+            self.node.handle_input(now, node::Input::Resolve(request));
         }
     }
 }

@@ -255,7 +255,7 @@ mod tests {
     use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
     use ibarr_proto::ip2gid::Question;
     use ibarr_proto::ip2gid::client::{
-        Client, Config, Event, Input, RequestId, Route, SocketEvent,
+        Client, Config, Input, Output, RequestId, Route, SocketEvent,
     };
     use ibarr_proto::request::UserRequest;
     use rand_chacha::ChaCha12Rng;
@@ -276,8 +276,8 @@ mod tests {
         for input in [asked, Input::Route { candidate: question.into(), route }] {
             client.handle_input(now, input);
         }
-        match client.poll_event() {
-            Some(Event::Socket(SocketEvent::Open(socket))) => socket,
+        match client.poll_transmit() {
+            Some(Output::Socket(SocketEvent::Open(socket))) => socket,
             other => panic!("{other:?}"),
         }
     }

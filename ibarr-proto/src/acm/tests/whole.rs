@@ -17,7 +17,6 @@ use crate::local_view::{
 };
 use crate::node::{self, Node, Room};
 use crate::paths::{Device, PortFacts};
-use crate::resolver;
 use crate::sa::PortIndex;
 
 const DEVICE: Device = Device { guid: Some(Guid::new(0x0002_c903_0000_0100)), ports: 2 };
@@ -83,7 +82,7 @@ impl Whole {
     fn port(&mut self, number: u8, facts: PortFacts) {
         let (port, name) = (PortIndex(number.into()), port(number));
         let input = paths::Input::Port { port, name, facts };
-        self.node.handle_input(self.now, resolver::Input::Paths(input));
+        self.node.handle_input(self.now, node::Input::Paths(input));
         self.turn();
     }
 
@@ -144,7 +143,7 @@ impl Whole {
                         let mad = request.answer(answer).emit();
                         let (port, from) = (transmit.port, Some(transmit.sa.lid));
                         let input = paths::Input::Mad { port, from, mad: mad.as_ref() };
-                        self.node.handle_input(self.now, resolver::Input::Paths(input));
+                        self.node.handle_input(self.now, node::Input::Paths(input));
                     }
                 }
                 _ => {}

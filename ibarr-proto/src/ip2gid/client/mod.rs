@@ -73,7 +73,7 @@ pub use slowest::Slow;
 pub use sockets::SocketId;
 pub use table::Cached;
 pub use types::{
-    Candidate, Counter, Egress, Event, Input, Output, RequestId, Route, SocketEvent, Transmit,
+    Answered, Candidate, Counter, Egress, Input, Output, RequestId, Route, SocketEvent, Transmit,
 };
 
 /// Resolves IP addresses to GIDs by asking their owners.
@@ -99,7 +99,8 @@ pub struct Client {
     swept_at: Instant,
     /// Flights that ask behind an answer.
     refreshing: usize,
-    events: VecDeque<Event>,
+    sockets: VecDeque<SocketEvent>,
+    answered: VecDeque<Answered>,
     counters: Counters<Counter>,
 }
 
@@ -122,7 +123,8 @@ impl Client {
             slowest: Slowest::default(),
             swept_at: Instant::BOOT,
             refreshing: 0,
-            events: VecDeque::new(),
+            sockets: VecDeque::new(),
+            answered: VecDeque::new(),
             counters: Counters::default(),
             config,
         }
@@ -173,9 +175,9 @@ impl Client {
                 self.counters.count(Counter::SocketsOpened);
                 match self.outlets.of(socket.domain()) {
                     Some(Outlet { pool, .. }) => {
-                        pool.opened(self.now, socket, &mut self.rng, &mut self.events);
+                        pool.opened(self.now, socket, &mut self.rng, &mut self.sockets);
                     }
-                    None => self.events.push_back(Event::Socket(SocketEvent::Close(socket))),
+                    None => self.sockets.push_back(SocketEvent::Close(socket)),
                 }
             }
             Input::SocketFailed { socket } => {
@@ -191,7 +193,7 @@ impl Client {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.advance(now);
         for pool in self.outlets.pools_mut() {
-            pool.handle_timeout(self.now, &mut self.events);
+            pool.handle_timeout(self.now, &mut self.sockets);
         }
         while let Some(id) = self.timers.pop(self.now) {
             self.flight_due(id);
@@ -212,13 +214,16 @@ impl Client {
         times.into_iter().flatten().chain(of_pools).min()
     }
 
-    /// The next look-up or datagram. Resends count from the time of the last `handle_…`: a driver
+    /// The next socket, look-up or datagram. Resends count from the time of the last `handle_…`: a driver
     /// that has waited until its socket had room calls [`Self::handle_timeout`] first.
     pub fn poll_transmit(&mut self) -> Option<Output> {
         self.poll_look_up().or_else(|| self.poll_query().map(Output::Query))
     }
 
     fn poll_look_up(&mut self) -> Option<Output> {
+        if let Some(event) = self.sockets.pop_front() {
+            return Some(Output::Socket(event));
+        }
         if let Some(id) = self.unrouted.pop_first() {
             return self.flights.flight(id)?.sought.map(Output::Route);
         }
@@ -251,9 +256,9 @@ impl Client {
         })
     }
 
-    /// The next event for the caller.
-    pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+    /// The next answer.
+    pub fn poll_event(&mut self) -> Option<Answered> {
+        self.answered.pop_front()
     }
 
     /// The counters.
@@ -524,7 +529,7 @@ impl Client {
     fn make_ready(&mut self, id: FlightId) {
         let Some(flight) = self.flights.flight(id) else { return };
         if let Some(outlet) = self.outlets.enqueue(self.config.settings(), id, flight) {
-            outlet.pool.want(self.now, &mut self.events);
+            outlet.pool.want(self.now, &mut self.sockets);
         } else {
             self.counters.count(Counter::DomainsFull);
             self.conclude(id, Outcome::Overloaded);
@@ -586,7 +591,7 @@ impl Client {
             Outcome::Unreachable => Counter::Unreachable,
             Outcome::Overloaded => Counter::Overloaded,
         });
-        self.events.push_back(Event::Answered { id, outcome });
+        self.answered.push_back(Answered { id, outcome });
     }
 
     fn set_timer(&mut self, id: FlightId) {

@@ -14,7 +14,7 @@ use rand_core::Rng;
 use super::super::Family;
 use super::flights::{Flight, FlightId};
 use super::types::Domain;
-use super::{Event, Settings, SocketEvent};
+use super::{Settings, SocketEvent};
 use crate::retry;
 
 /// Identifies a UDP socket bound to an unspecified address of its family, a random port and perhaps
@@ -200,7 +200,7 @@ impl Pool {
     }
 
     /// A query is about to leave: requests a socket for every slot.
-    pub(super) fn want(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+    pub(super) fn want(&mut self, now: Instant, events: &mut VecDeque<SocketEvent>) {
         self.wanted_at = Some(now);
         if self.open.len() == self.size {
             return;
@@ -247,7 +247,7 @@ impl Pool {
         now: Instant,
         socket: SocketId,
         rng: &mut impl Rng,
-        events: &mut VecDeque<Event>,
+        events: &mut VecDeque<SocketEvent>,
     ) {
         let said_before = self.receives(socket);
         let index = usize::from(socket.slot);
@@ -262,10 +262,10 @@ impl Pool {
             // The pool has become smaller meanwhile.
             Some(slot) => {
                 slot.state = State::Closed;
-                events.push_back(Event::Socket(SocketEvent::Close(socket)));
+                events.push_back(SocketEvent::Close(socket));
             }
             None if said_before => {}
-            None => events.push_back(Event::Socket(SocketEvent::Close(socket))),
+            None => events.push_back(SocketEvent::Close(socket)),
         }
         self.schedule();
     }
@@ -289,14 +289,14 @@ impl Pool {
 
     /// Replaces sockets at the end of their life, and closes those at the end of their grace
     /// period. A domain that has sent nothing for a lifetime loses its sockets one by one.
-    pub(super) fn handle_timeout(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+    pub(super) fn handle_timeout(&mut self, now: Instant, events: &mut VecDeque<SocketEvent>) {
         if self.next_timeout.is_none_or(|at| at > now) {
             return;
         }
         let wanted = self.wanted_at.is_some_and(|at| now.since(at) < LIFETIME);
         for (index, slot) in (0..).zip(&mut self.slots) {
             if let Some(retired) = slot.retired.filter(|retired| retired.until <= now) {
-                events.push_back(Event::Socket(SocketEvent::Close(retired.socket)));
+                events.push_back(SocketEvent::Close(retired.socket));
                 slot.retired = None;
             }
             match slot.state {
@@ -306,7 +306,7 @@ impl Pool {
                     // smaller.
                     let retired = Retired { socket, until: now + GRACE };
                     if let Some(before) = slot.retired.replace(retired) {
-                        events.push_back(Event::Socket(SocketEvent::Close(before.socket)));
+                        events.push_back(SocketEvent::Close(before.socket));
                     }
                 }
                 State::Failed { until } if until <= now => {}
@@ -343,11 +343,11 @@ struct Slot {
 }
 
 impl Slot {
-    fn request(&mut self, domain: Domain, slot: u8, events: &mut VecDeque<Event>) {
+    fn request(&mut self, domain: Domain, slot: u8, events: &mut VecDeque<SocketEvent>) {
         self.generation = self.generation.wrapping_add(1);
         let socket = SocketId { domain, slot, generation: self.generation };
         self.state = State::Opening(socket);
-        events.push_back(Event::Socket(SocketEvent::Open(socket)));
+        events.push_back(SocketEvent::Open(socket));
     }
 }
 
@@ -394,7 +394,7 @@ mod tests {
         pool: Pool,
         rng: ChaCha12Rng,
         now: Instant,
-        events: VecDeque<Event>,
+        events: VecDeque<SocketEvent>,
         /// The sockets that the driver holds open.
         open: BTreeSet<SocketId>,
         can_open: bool,
@@ -420,13 +420,12 @@ mod tests {
         fn drive(&mut self) {
             while let Some(event) = self.events.pop_front() {
                 match event {
-                    Event::Socket(SocketEvent::Open(socket)) if self.can_open => {
+                    SocketEvent::Open(socket) if self.can_open => {
                         assert!(self.open.insert(socket), "{socket} twice");
                         self.pool.opened(self.now, socket, &mut self.rng, &mut self.events);
                     }
-                    Event::Socket(SocketEvent::Open(socket)) => self.pool.failed(self.now, socket),
-                    Event::Socket(SocketEvent::Close(socket)) => assert!(self.open.remove(&socket)),
-                    Event::Answered { .. } => panic!("{event:?}"),
+                    SocketEvent::Open(socket) => self.pool.failed(self.now, socket),
+                    SocketEvent::Close(socket) => assert!(self.open.remove(&socket)),
                 }
             }
         }
@@ -538,7 +537,7 @@ mod tests {
         let mut rig = Rig::new(1, 1);
         let stray = SocketId::closed_for_tests();
         rig.pool.opened(rig.now, stray, &mut rig.rng, &mut rig.events);
-        assert_eq!(rig.events.pop_front(), Some(Event::Socket(SocketEvent::Close(stray))));
+        assert_eq!(rig.events.pop_front(), Some(SocketEvent::Close(stray)));
     }
 
     proptest! {

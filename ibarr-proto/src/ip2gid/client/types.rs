@@ -82,7 +82,7 @@ pub(super) struct Domain {
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
-    /// A caller asks for a GID. Exactly one [`Event::Answered`] follows, unless the request is
+    /// A caller asks for a GID. Exactly one [`Answered`] follows, unless the request is
     /// cancelled.
     Resolve {
         /// Repeated in the answer.
@@ -96,7 +96,7 @@ pub enum Input<'a> {
         /// continues to ask.
         heeds_hints: bool,
     },
-    /// A user asks past the cache. Exactly one [`Event::Answered`] follows. A question in flight is
+    /// A user asks past the cache. Exactly one [`Answered`] follows. A question in flight is
     /// joined; [`Input::Refused`] and [`Input::Neighbour`] end the request.
     ResolveFresh {
         /// Repeated in the answer.
@@ -159,6 +159,8 @@ pub enum Output {
     /// target of the question. [`Input::Neighbour`] is the answer.
     Neighbour(Question, Route),
     Query(Transmit),
+    /// Open or close a socket.
+    Socket(SocketEvent),
 }
 
 /// A UDP datagram to send.
@@ -176,14 +178,12 @@ pub struct Transmit {
     pub payload: Datagram,
 }
 
-/// An output of the client.
+/// The answer to a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[expect(missing_docs, reason = "its variants and fields are named for what they are")]
-pub enum Event {
-    /// The answer to a request.
-    Answered { id: RequestId, outcome: Outcome },
-    /// The driver is to open or close a socket.
-    Socket(SocketEvent),
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
+pub struct Answered {
+    pub id: RequestId,
+    pub outcome: Outcome,
 }
 
 /// What the driver is to do with a socket.

@@ -258,11 +258,12 @@ fn users_requests_are_separate_from_the_kernels() {
     let asked = rig.sa(path(0));
     let request = PathRequest {
         id: UserRequest::Control(0),
+        user: User(7),
         port: port(),
         question: asked[0].into(),
         deadline: rig.now + Duration::from_secs(1),
     };
-    rig.tell(Input::ResolvePath { user: User(7), request });
+    rig.tell(Input::ResolvePath(request));
     let outcome =
         paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Cache };
     let id = UserRequest::Control(0);
@@ -271,7 +272,7 @@ fn users_requests_are_separate_from_the_kernels() {
 
     // Past the cache.
     let request = PathRequest { question: Sought::Fresh(asked[0]), ..request };
-    rig.tell(Input::ResolvePath { user: User(7), request });
+    rig.tell(Input::ResolvePath(request));
     assert_eq!(rig.resolver.poll_event(), None);
     assert_eq!(rig.sa(path(0)), asked);
     let outcome = paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Sa };
@@ -286,8 +287,9 @@ fn remembered_paths_cost_a_user_nothing_of_its_share() {
     let deadline = rig.now + Duration::from_secs(1);
     for n in 0..10 * u64::from(PATHS.burst) {
         let id = UserRequest::Control(n);
-        let request = PathRequest { id, port: port(), question: question.into(), deadline };
-        rig.tell(Input::ResolvePath { user: User(7), request });
+        let (user, port, question) = (User(7), port(), question.into());
+        let request = PathRequest { id, user, port, question, deadline };
+        rig.tell(Input::ResolvePath(request));
         let answered = rig.resolver.poll_event();
         assert!(matches!(answered, Some(Event::PathAnswered { id: of, .. }) if of == id));
     }
@@ -304,8 +306,9 @@ fn user_with_many_path_requests_is_held_to_its_rate() {
         let dgid = gid(&format!("fec0:0:22:2::{id:x}"));
         let question = PathQuestion { dgid, ..of_kernel };
         let id = UserRequest::Control(id.into());
-        let request = PathRequest { id, port: port(), question: question.into(), deadline };
-        rig.tell(Input::ResolvePath { user: User(7), request });
+        let (user, port, question) = (User(7), port(), question.into());
+        let request = PathRequest { id, user, port, question, deadline };
+        rig.tell(Input::ResolvePath(request));
     }
     let mut asked = 0;
     for _ in 0..200 {

@@ -12,7 +12,7 @@ use ibarr_common::wire::ip2gid::Query;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
-    Client, Config, Event, Input, Output, RequestId, Route, Settings, SocketEvent,
+    Client, Config, Input, Output, RequestId, Route, Settings, SocketEvent,
 };
 use ibarr_proto::request::UserRequest;
 use rand_chacha::ChaCha12Rng;
@@ -63,16 +63,13 @@ fn answer(client: &mut Client, question: Question) -> Result<()> {
     let ifindex = IfIndex::new(4).context("4 is not 0")?;
     let mut is_answered = false;
     loop {
-        while let Some(event) = client.poll_event() {
-            match event {
-                Event::Socket(SocketEvent::Open(socket)) => {
-                    client.handle_input(START, Input::SocketOpened { socket });
-                }
-                Event::Answered { .. } => is_answered = true,
-                Event::Socket(SocketEvent::Close(_)) => {}
-            }
-        }
+        is_answered |= client.poll_event().is_some();
         let query = match client.poll_transmit() {
+            Some(Output::Socket(SocketEvent::Open(socket))) => {
+                client.handle_input(START, Input::SocketOpened { socket });
+                continue;
+            }
+            Some(Output::Socket(SocketEvent::Close(_))) => continue,
             Some(Output::Route(candidate)) => {
                 let route = Some(Route { ifindex, next_hop: gateway });
                 client.handle_input(START, Input::Route { candidate, route });

@@ -132,23 +132,10 @@ impl Rig {
 
     pub(super) fn drain(&mut self) {
         loop {
-            let input = if let Some(event) = self.client.poll_event() {
-                match event {
-                    Event::Answered { id, outcome } => {
-                        let twice = self.answers.insert(id, (self.now, outcome));
-                        assert_eq!(twice, None, "request {id:?} answered twice");
-                        continue;
-                    }
-                    Event::Socket(SocketEvent::Open(socket)) if self.can_open => {
-                        self.open.insert(socket);
-                        Input::SocketOpened { socket }
-                    }
-                    Event::Socket(SocketEvent::Open(socket)) => Input::SocketFailed { socket },
-                    Event::Socket(SocketEvent::Close(socket)) => {
-                        assert!(self.open.remove(&socket));
-                        continue;
-                    }
-                }
+            let input = if let Some(Answered { id, outcome }) = self.client.poll_event() {
+                let twice = self.answers.insert(id, (self.now, outcome));
+                assert_eq!(twice, None, "request {id:?} answered twice");
+                continue;
             } else {
                 let output = if self.writable {
                     self.client.poll_transmit()
@@ -156,6 +143,17 @@ impl Rig {
                     self.client.poll_look_up()
                 };
                 match output {
+                    Some(Output::Socket(SocketEvent::Open(socket))) if self.can_open => {
+                        self.open.insert(socket);
+                        Input::SocketOpened { socket }
+                    }
+                    Some(Output::Socket(SocketEvent::Open(socket))) => {
+                        Input::SocketFailed { socket }
+                    }
+                    Some(Output::Socket(SocketEvent::Close(socket))) => {
+                        assert!(self.open.remove(&socket));
+                        continue;
+                    }
                     Some(Output::Route(candidate)) => {
                         self.routes_asked.push(candidate);
                         if !self.answer_routes {
