@@ -15,7 +15,7 @@ use ibarr_proto::local_service::{
     OVERRUN_PAUSE, Sender, Transmit,
 };
 use ibarr_proto::paths;
-use ibarr_proto::request::{FlightId, Outcome, Source};
+use ibarr_proto::request::{KernelRequest, Outcome, Source};
 
 use crate::script::Script;
 
@@ -48,7 +48,7 @@ struct World {
     core: LocalService,
     is_open: bool,
     /// Flights without an answer.
-    sought: BTreeMap<FlightId, Question>,
+    sought: BTreeMap<KernelRequest, Question>,
     /// GIDs that were found for each address.
     found: BTreeMap<IpAddr, Vec<Gid>>,
     /// The address of the last request with each number.

@@ -4,18 +4,21 @@
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
 
 use crate::ip2gid::Question;
 use crate::paths::{PortName, Sought};
 use crate::shares::User;
 
-/// A request to a core, repeated in its answer.
+/// A request to a core, repeated in its answer. Those for addresses and those for paths have numbers of their own. A
+/// user's may be reused after the answer.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-#[expect(missing_docs, reason = "its variants are named for what they are")]
-pub enum RequestId<K> {
+pub enum RequestId {
     /// From a user of this node.
     User(UserRequest),
-    Kernel(K),
+    /// From the kernel.
+    Kernel(KernelRequest),
 }
 
 /// A request of a user of this node.
@@ -31,13 +34,45 @@ pub enum UserRequest {
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct LookupId(pub(crate) u64);
 
-/// Identifies an address request of the kernel. Never reused.
+/// A request of the kernel. Never reused.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct FlightId(pub(crate) u64);
+pub struct KernelRequest(pub(crate) u64);
 
-/// Identifies a path request of the kernel. Never reused.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct PathFlightId(pub(crate) u64);
+/// Who asks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(Deserialize, Serialize),
+    serde(tag = "by", content = "uid", rename_all = "kebab-case")
+)]
+pub enum Caller {
+    /// The kernel's RDMA core.
+    Kernel,
+    /// A user, over the control socket.
+    Control(User),
+    /// A user, over ACM.
+    Acm(User),
+}
+
+impl Caller {
+    /// The user; `None` for the kernel.
+    pub fn user(self) -> Option<User> {
+        match self {
+            Self::Kernel => None,
+            Self::Control(user) | Self::Acm(user) => Some(user),
+        }
+    }
+}
+
+impl UserRequest {
+    /// Who asks, if it is a request of `user`.
+    pub fn caller(self, user: User) -> Caller {
+        match self {
+            Self::Control(_) => Caller::Control(user),
+            Self::Acm(_) => Caller::Acm(user),
+        }
+    }
+}
 
 /// A user's request for the GID of an address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

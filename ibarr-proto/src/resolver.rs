@@ -30,7 +30,7 @@ use crate::local_service::{self, LocalService};
 use crate::paths::{self, Paths, PortName, Sought};
 use crate::places::Room;
 use crate::request::{
-    AddressRequest, FlightId, Outcome, PathFlightId, PathRequest, RequestId, Source, UserRequest,
+    AddressRequest, KernelRequest, Outcome, PathRequest, RequestId, Source, UserRequest,
 };
 use crate::sa::{PortIndex, Rank};
 use crate::shares::{self, Limits, Shares, User};
@@ -46,7 +46,7 @@ pub struct Resolver {
     /// The subnet of each port, or its last one if the port is gone.
     subnets: BTreeMap<PortIndex, SubnetPrefix>,
     /// Requests of the kernel that arrived before this node knew its own addresses.
-    early: BTreeMap<FlightId, Wanted>,
+    early: BTreeMap<KernelRequest, Wanted>,
     /// Users' questions: waiting ones, and the users of those that have been admitted.
     users: Shares<(UserRequest, Wanted)>,
     askers: BTreeMap<UserRequest, User>,
@@ -392,7 +392,7 @@ impl Resolver {
         &mut self,
         cores: &mut Cores,
         now: Instant,
-        flight: PathFlightId,
+        flight: KernelRequest,
         request: &ResolvePath,
         deadline: Instant,
     ) {
@@ -414,7 +414,7 @@ impl Resolver {
         cores: &mut Cores,
         now: Instant,
         view: &impl Local,
-        flight: FlightId,
+        flight: KernelRequest,
         wanted: Wanted,
     ) {
         let client = &mut cores.client;
@@ -425,13 +425,7 @@ impl Resolver {
         }
     }
 
-    fn ask_peers(
-        &mut self,
-        cores: &mut Cores,
-        now: Instant,
-        id: RequestId<FlightId>,
-        wanted: Wanted,
-    ) {
+    fn ask_peers(&mut self, cores: &mut Cores, now: Instant, id: RequestId, wanted: Wanted) {
         let Wanted { question, asked_at, deadline, is_fresh } = wanted;
         if cores.trace.is_on() && !is_fresh && cores.client.is_older(now, question) {
             cores.trace.step(now, question, trace::Step::Older);
@@ -478,7 +472,7 @@ impl Wanted {
     }
 }
 
-fn answer_kernel(cores: &mut Cores, now: Instant, flight: FlightId, outcome: Outcome) {
+fn answer_kernel(cores: &mut Cores, now: Instant, flight: KernelRequest, outcome: Outcome) {
     let traced = trace::Outcome::Address(outcome);
     cores.trace.answered(now, Id::Address(RequestId::Kernel(flight)), traced);
     cores.local_service.answered(now, flight, outcome);

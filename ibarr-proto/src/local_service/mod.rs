@@ -48,7 +48,7 @@ use self::types::Group;
 use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::paths::PortName;
-use crate::request::{FlightId, Outcome, PathFlightId, Source};
+use crate::request::{KernelRequest, Outcome, Source};
 
 pub use types::{
     Config, Counter, DEADLINE, Event, FOLLOW_UPS, Input, LATELY, Limits, Load, MAX_NUDGES, MEMORY,
@@ -169,7 +169,7 @@ impl LocalService {
     }
 
     /// The resolver has finished its search.
-    pub fn answered(&mut self, now: Instant, flight: FlightId, outcome: Outcome) {
+    pub fn answered(&mut self, now: Instant, flight: KernelRequest, outcome: Outcome) {
         self.advance(now);
         // The request may have ended meanwhile.
         let Some(seq) = self.requests.end_flight(flight) else { return };
@@ -200,7 +200,7 @@ impl LocalService {
     pub fn path_answered(
         &mut self,
         now: Instant,
-        flight: PathFlightId,
+        flight: KernelRequest,
         outcome: &crate::paths::Outcome,
         left: bool,
     ) {

@@ -9,15 +9,15 @@ use ibarr_common::wire::ls::{Answer, PathUse, Paths, ResolvePath, Seq};
 
 use super::types::Counter;
 use crate::paths::{Outcome, records};
-use crate::request::PathFlightId;
+use crate::request::KernelRequest;
 
 /// Waiting requests, by their own number and by the kernel's.
 #[derive(Debug)]
 pub(super) struct PathRequests {
     max: usize,
     next: u64,
-    by_flight: BTreeMap<PathFlightId, Waiting>,
-    flights: BTreeMap<Seq, PathFlightId>,
+    by_flight: BTreeMap<KernelRequest, Waiting>,
+    flights: BTreeMap<Seq, KernelRequest>,
 }
 
 /// The data of a request that its answer needs.
@@ -49,11 +49,11 @@ impl PathRequests {
         asked_at: Instant,
         seq: Seq,
         request: &ResolvePath,
-    ) -> Option<PathFlightId> {
+    ) -> Option<KernelRequest> {
         if self.by_flight.len() >= self.max {
             return None;
         }
-        let flight = PathFlightId(self.next);
+        let flight = KernelRequest(self.next);
         self.next += 1;
         let waiting = Waiting { seq, path_use: request.path_use, asked_at };
         self.by_flight.insert(flight, waiting);
@@ -61,7 +61,7 @@ impl PathRequests {
         Some(flight)
     }
 
-    pub(super) fn take(&mut self, flight: PathFlightId) -> Option<Waiting> {
+    pub(super) fn take(&mut self, flight: KernelRequest) -> Option<Waiting> {
         let waiting = self.by_flight.remove(&flight)?;
         self.flights.remove(&waiting.seq);
         Some(waiting)

@@ -12,7 +12,7 @@ use ibarr_common::wire::ls::Seq;
 use super::queue::Ticket;
 use super::types::{Counter, LATELY, MAX_NUDGES};
 use crate::ip2gid::Question;
-use crate::request::FlightId;
+use crate::request::KernelRequest;
 use crate::timer::Timers;
 
 /// Requests by number. The only keys are the kernel's numbers and the times of the requests, so
@@ -21,7 +21,7 @@ use crate::timer::Timers;
 pub(super) struct Requests {
     max: usize,
     by_seq: BTreeMap<Seq, Request>,
-    flights: BTreeMap<FlightId, Seq>,
+    flights: BTreeMap<KernelRequest, Seq>,
     next_flight: u64,
     /// Requests that wait for an answer, by the time when the kernel last sent them.
     waiting: BTreeSet<(Instant, Seq)>,
@@ -45,7 +45,7 @@ pub(super) struct Request {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum State {
     /// The resolver searches for the answer.
-    Sought(FlightId),
+    Sought(KernelRequest),
     /// The search failed; it is tried again when due. After the deadline the request is counted
     /// under `why`.
     Resting {
@@ -128,7 +128,7 @@ impl Requests {
         seq: Seq,
         question: Question,
         deadline: Instant,
-    ) -> FlightId {
+    ) -> KernelRequest {
         let state = State::Resting { why: Counter::TimedOut };
         let request = Request { question, asked_at: now, mentioned_at: now, deadline, state };
         self.by_seq.insert(seq, request);
@@ -137,8 +137,8 @@ impl Requests {
     }
 
     /// A search for the answer begins, until the deadline.
-    pub(super) fn seek(&mut self, seq: Seq) -> FlightId {
-        let flight = FlightId(self.next_flight);
+    pub(super) fn seek(&mut self, seq: Seq) -> KernelRequest {
+        let flight = KernelRequest(self.next_flight);
         self.next_flight += 1;
         if let Some(request) = self.by_seq.get_mut(&seq) {
             request.state = State::Sought(flight);
@@ -184,7 +184,7 @@ impl Requests {
     }
 
     /// Ends the search `flight`.
-    pub(super) fn end_flight(&mut self, flight: FlightId) -> Option<Seq> {
+    pub(super) fn end_flight(&mut self, flight: KernelRequest) -> Option<Seq> {
         self.flights.remove(&flight)
     }
 

@@ -10,7 +10,7 @@ use ibarr_common::wire::ls::{Emitted, Error, PortId, ResolvePath, Seq, Timeout};
 use crate::durations::Durations;
 use crate::ip2gid::Question;
 use crate::paths::PortName;
-use crate::request::{FlightId, PathFlightId};
+use crate::request::KernelRequest;
 
 /// The configuration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -203,7 +203,7 @@ pub enum Event {
     /// A search for an answer is to begin. The resolver calls `answered` at its end.
     Wanted {
         /// The number of the search.
-        flight: FlightId,
+        flight: KernelRequest,
         /// The question. Its egress is an ifindex of the caller's network namespace, which may
         /// differ from ours.
         question: Question,
@@ -215,7 +215,7 @@ pub enum Event {
     /// The answer is no longer wanted.
     Unwanted {
         /// The number of the search.
-        flight: FlightId,
+        flight: KernelRequest,
         question: Question,
     },
     /// A request is dropped without an answer. Only a trace needs to know.
@@ -237,7 +237,7 @@ pub enum Event {
     /// deadline, unless the socket is lost before.
     PathWanted {
         /// The number of the search.
-        flight: PathFlightId,
+        flight: KernelRequest,
         request: ResolvePath,
         /// Long enough before the kernel's time-out that the answer is in time.
         deadline: Instant,

@@ -59,6 +59,7 @@ use self::ports::{BEFORE, Change, Port, Ports};
 use self::snapshot::{Restored, Restoring, Snapshot, Step, Verdict, Walk};
 use crate::counters::Counters;
 use crate::hash::Seeded;
+pub use crate::request::RequestId;
 use crate::retry::Jitter;
 use crate::sa::{self, Client, PortIndex, QuestionId, Rank};
 use crate::timer::Timers;
@@ -68,7 +69,7 @@ pub use partial::{Choice, Chosen, Incomplete, PKeyNumber, Partial};
 pub use records::records;
 pub use types::{
     Answered, Cached, Config, Counter, Device, Input, Load, NoPath, Outcome, PortEvent, PortFacts,
-    PortName, Qos, Request, RequestId, Sought, Source, Status,
+    PortName, Qos, Request, Sought, Source, Status,
 };
 
 /// The paths of all ports, see the [module](self). After each call that takes a time, call each

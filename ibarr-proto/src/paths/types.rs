@@ -13,7 +13,7 @@ use ibarr_common::ib::{DeviceName, Gid, Guid, Lid, PKey, PathRecord, PortNum, Ra
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
-use crate::request;
+use crate::request::RequestId;
 use crate::sa::{self, PortIndex, Rank};
 
 /// Configuration and bounds.
@@ -207,9 +207,6 @@ impl PortFacts {
         self.gids.iter().copied().find(|gid| gid.flid().is_some())
     }
 }
-
-/// Identifies a request for a path. A user's may be reused after the answer.
-pub type RequestId = request::RequestId<request::PathFlightId>;
 
 /// Asks for a path.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -8,7 +8,7 @@ use ibarr_common::wire::ip2gid::MsgId;
 
 use super::*;
 use crate::local_service::Counter;
-use crate::request::{FlightId, Outcome as Found, RequestId, Source, UserRequest};
+use crate::request::{KernelRequest, Outcome as Found, RequestId, Source, UserRequest};
 use crate::shares::User;
 
 /// A trace, and a clock that goes on by a millisecond with each report.
@@ -98,7 +98,7 @@ fn address(n: u8) -> Subject {
 }
 
 fn kernel(flight: u64) -> Id {
-    Id::Address(RequestId::Kernel(FlightId(flight)))
+    Id::Address(RequestId::Kernel(KernelRequest(flight)))
 }
 
 fn user(number: u64) -> Id {

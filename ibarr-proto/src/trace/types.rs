@@ -22,9 +22,9 @@ use crate::durations::Elapsed;
 use crate::ip2gid::{Question, server};
 use crate::local_service::{self, Nudged};
 use crate::paths::{self, PortName, Sought};
-use crate::request::{self, FlightId, PathFlightId, RequestId};
+pub use crate::request::Caller;
+use crate::request::{self, RequestId};
 use crate::sa::PortIndex;
-use crate::shares::User;
 
 /// Something that happened to a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -247,22 +247,6 @@ impl Verdict {
     }
 }
 
-/// The sender of a request.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(Deserialize, Serialize),
-    serde(tag = "by", content = "uid", rename_all = "kebab-case")
-)]
-pub enum Caller {
-    /// The kernel's RDMA core.
-    Kernel,
-    /// A user, over the control socket.
-    Control(User),
-    /// A user, over ACM.
-    Acm(User),
-}
-
 /// The answer to a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Outcome {
@@ -299,8 +283,8 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Id {
-    Address(RequestId<FlightId>),
-    Path(RequestId<PathFlightId>),
+    Address(RequestId),
+    Path(RequestId),
 }
 
 /// What ties an answer from the network to its question.

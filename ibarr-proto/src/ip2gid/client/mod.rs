@@ -65,7 +65,7 @@ use crate::hash::Seeded;
 use crate::retry::random;
 use crate::timer::Timers;
 
-pub use crate::request::{Outcome, Source};
+pub use crate::request::{Outcome, RequestId, Source};
 pub use cache::Learned;
 pub use config::{Config, ConfigError, Settings, SourceCheck};
 pub use memory::Place;
@@ -73,7 +73,7 @@ pub use slowest::Slow;
 pub use sockets::SocketId;
 pub use table::Cached;
 pub use types::{
-    Answered, Candidate, Counter, Egress, Input, Output, RequestId, Route, SocketEvent, Transmit,
+    Answered, Candidate, Counter, Egress, Input, Output, Route, SocketEvent, Transmit,
 };
 
 /// Resolves IP addresses to GIDs by asking their owners.

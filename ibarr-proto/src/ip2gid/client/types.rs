@@ -12,10 +12,7 @@ use ibarr_common::{IfIndex, Instant};
 
 use super::super::{Family, Question};
 use super::SocketId;
-use crate::request::{self, Outcome};
-
-/// Identifies a request to the client. A user's may be reused after the answer.
-pub type RequestId = request::RequestId<request::FlightId>;
+use crate::request::{Outcome, RequestId};
 
 /// The route that the kernel has for an address.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -511,7 +511,7 @@ proptest! {
         core.handle_input(now, Input::Opened { port_id: PortId(180), is_member: true });
         // When each is asked, and how long its search lasts: 3 is forever.
         let mut asks: Vec<_> = (1..).zip(&requests).collect();
-        let mut finds: Vec<(Instant, FlightId, String)> = Vec::new();
+        let mut finds: Vec<(Instant, KernelRequest, String)> = Vec::new();
         let mut searches = 0;
         let end = START + DEADLINE + MEMORY + MEMORY;
         while now < end {

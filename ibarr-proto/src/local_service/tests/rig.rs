@@ -21,7 +21,7 @@ pub(super) struct Rig {
     pub(super) core: LocalService,
     pub(super) now: Instant,
     /// Searches that wait for an answer, each with its target.
-    pub(super) wanted: Vec<(FlightId, String)>,
+    pub(super) wanted: Vec<(KernelRequest, String)>,
     /// Requests that ended without an answer: address, age and cause.
     pub(super) dropped: Vec<String>,
     /// Whether repetitions of nudges are left out.
