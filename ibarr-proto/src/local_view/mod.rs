@@ -22,6 +22,7 @@
 //! according to the [routes](routing). If the program has to know next hops, the view also reports
 //! [neighbours].
 
+mod answers;
 mod facts;
 mod filter;
 mod inventory;
@@ -45,7 +46,6 @@ pub use ibarr_common::map::Origin;
 use ibarr_common::{IfIndex, Instant};
 
 use crate::counters::Counters;
-use crate::ip2gid::server::Local;
 
 use self::facts::{Facts, Key};
 pub use self::filter::{ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids};
@@ -110,6 +110,8 @@ pub struct LocalView {
     reread_routes: Reread,
     confirmed_at: Option<Instant>,
     routes_confirmed: RoutesConfirmed,
+    /// See [`Self::poll_egresses`].
+    has_network_changed: bool,
     counters: Counters<Counter>,
 }
 
@@ -147,12 +149,24 @@ impl LocalView {
             reread_routes: Reread::new(Reread::INTERVAL),
             confirmed_at: None,
             routes_confirmed: RoutesConfirmed::NotYet,
+            has_network_changed: false,
             counters: Counters::default(),
         }
     }
 
     /// Processes a message of rtnetlink.
     pub fn handle_input(&mut self, now: Instant, input: Input) {
+        self.has_network_changed |= matches!(
+            input,
+            Input::Link(_)
+                | Input::LinkGone(_)
+                | Input::Address(_)
+                | Input::AddressGone(_)
+                | Input::DumpDone
+                | Input::RoutesChanged
+                | Input::RoutesTooMany
+                | Input::DumpFailed(Subject::Routes)
+        );
         match input {
             Input::Link(link) => {
                 let ifindex = link.ifindex;
@@ -575,20 +589,5 @@ impl LocalView {
             AnswerGid::Interface => gid,
             AnswerGid::Flid => self.flid_gids.get(&gid).copied().unwrap_or(gid),
         })
-    }
-}
-
-/// Both look-ups take constant time.
-impl Local for LocalView {
-    fn is_known(&self) -> bool {
-        self.is_synced()
-    }
-
-    fn gid_of(&self, address: IpAddr, ingress: IfIndex) -> Option<Gid> {
-        self.facts.lookup(Key::new(address, ingress))?.gid
-    }
-
-    fn is_ours(&self, address: IpAddr) -> bool {
-        self.facts.is_ours(address)
     }
 }

@@ -10,7 +10,8 @@ use ibarr_common::ib::{FlowLabel, Gid, Mtu, PacketLifeTime, Rate, Sl, SubnetPref
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Question};
 
-use super::{Counter, Outcome, Paths, PortName, RequestId, Source};
+use super::{Counter, Outcome, Paths, PortName, Sought, Source};
+use crate::request::RequestId;
 use crate::sa::{self, QuestionId, Rank};
 
 /// 2048 bytes and 10 Gbit/s: `min_mtu` and `min_rate` of ibacm.
@@ -54,6 +55,20 @@ impl Paths {
         let question = Question::Known(query);
         self.ask_sa(question_id, index, question, Rank::Other, deadline);
         self.settle();
+    }
+
+    /// The answer to a user's request that costs its share nothing. If it `may_loop_back`, that is also the path of a
+    /// port to itself.
+    pub fn recall_for(
+        &mut self,
+        now: Instant,
+        port: &PortName,
+        question: Sought,
+        may_loop_back: bool,
+    ) -> Option<Outcome> {
+        let Sought::Path(question) = question else { return None };
+        let remembered = self.lookup(now, port, question);
+        remembered.or_else(|| self.loopback(port, &question).filter(|_| may_loop_back))
     }
 
     /// The path from a port to itself, as ibacm makes it: an SA need not be asked. The MTU is one that ibacm

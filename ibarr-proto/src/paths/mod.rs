@@ -47,7 +47,7 @@ use core::time::Duration;
 
 use hashbrown::HashMap;
 use ibarr_common::Instant;
-use ibarr_common::ib::PathRecord;
+use ibarr_common::ib::{Gid, PathRecord, SubnetPrefix};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuestion, Question};
 use rand_chacha::ChaCha12Rng;
@@ -68,8 +68,8 @@ pub use bucket::DOUBT_SPREAD;
 pub use partial::{Choice, Chosen, Incomplete, PKeyNumber, Partial};
 pub use records::records;
 pub use types::{
-    Answered, Cached, Config, Counter, Device, Input, Load, NoPath, Outcome, PortEvent, PortFacts,
-    PortName, Qos, Request, Sought, Source, Status,
+    Answered, Cached, Config, Counter, Device, Input, Load, NoPath, Outcome, PortChange, PortEvent,
+    PortFacts, PortName, Qos, Request, Sought, Source, Status,
 };
 
 /// The paths of all ports, see the [module](self). After each call that takes a time, call each
@@ -93,6 +93,9 @@ pub struct Paths {
     next_question: u64,
     waiting: BTreeMap<RequestId, Waiting>,
     deadlines: Timers<RequestId>,
+    /// The subnet of each port, or its last one if the port is gone.
+    subnets: BTreeMap<PortIndex, SubnetPrefix>,
+    changes: VecDeque<PortChange>,
     answered: VecDeque<Answered>,
     counters: Counters<Counter>,
 }
@@ -162,6 +165,8 @@ impl Paths {
             next_question: 0,
             waiting: BTreeMap::new(),
             deadlines: Timers::default(),
+            subnets: BTreeMap::new(),
+            changes: VecDeque::new(),
             answered: VecDeque::new(),
             counters: Counters::default(),
             rng,
@@ -181,6 +186,7 @@ impl Paths {
         self.advance(now);
         match input {
             Input::Port { port, name, facts } => {
+                self.note_subnet(port, &facts);
                 let sa = facts.sa();
                 let change = self.ports.set(self.now, port, name, facts, &mut self.rng);
                 if change == Change::Void {
@@ -197,6 +203,7 @@ impl Paths {
             }
             Input::PortGone { port } => {
                 self.ports.remove(port);
+                self.changes.push_back(PortChange::Facts);
                 self.client.handle_input(self.now, sa::Input::Sa { port, sa: None });
             }
             Input::Happened { port, event } => {
@@ -368,6 +375,11 @@ impl Paths {
         self.answered.pop_front()
     }
 
+    /// The next change of the ports.
+    pub fn poll_change(&mut self) -> Option<PortChange> {
+        self.changes.pop_front()
+    }
+
     /// Drops every answer, but remembers which ones were given to callers that keep them, so that a
     /// repeated request still signals a change. Returns how many answers that was.
     pub fn flush(&mut self) -> usize {
@@ -445,6 +457,16 @@ impl Paths {
         self.ports.iter()
     }
 
+    /// For each GID of a port, the port's GID with a floating LID.
+    pub fn flid_gids(&self) -> BTreeMap<Gid, Gid> {
+        let of_port = |facts: &PortFacts| {
+            let flid_gid = facts.flid_gid();
+            let others = facts.gids.clone().into_iter();
+            others.filter_map(move |gid| Some((gid, flid_gid?)))
+        };
+        self.ports().flat_map(|(_, _, facts, _)| of_port(facts)).collect()
+    }
+
     /// The last event of a port that the kernel reported, and its time.
     pub fn last_event(&self, port: PortIndex) -> Option<(Instant, PortEvent)> {
         self.ports.get(port)?.last_event
@@ -470,6 +492,16 @@ impl Paths {
         let Remembered { record, expires_at, epoch } = *remembered;
         let (question, is_doubted) = (key.question()?, epoch < port.epoch);
         Some(Cached { port: port.name, question, record, expires_at, is_doubted })
+    }
+
+    fn note_subnet(&mut self, port: PortIndex, facts: &PortFacts) {
+        self.changes.push_back(PortChange::Facts);
+        if let Some(after) = facts.gids.first().map(|gid| gid.subnet_prefix())
+            && let Some(before) = self.subnets.insert(port, after)
+            && before != after
+        {
+            self.changes.push_back(PortChange::Subnet { before, after });
+        }
     }
 
     fn advance(&mut self, now: Instant) {

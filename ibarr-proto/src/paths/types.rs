@@ -9,7 +9,9 @@ use core::str::FromStr;
 use core::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{DeviceName, Gid, Guid, Lid, PKey, PathRecord, PortNum, Rate, Sl};
+use ibarr_common::ib::{
+    DeviceName, Gid, Guid, Lid, PKey, PathRecord, PortNum, Rate, Sl, SubnetPrefix,
+};
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
@@ -309,6 +311,20 @@ impl PortEvent {
     pub(super) fn is_cause_for_doubt(self) -> bool {
         self != Self::Error
     }
+}
+
+/// A change of this node's ports that other cores need to know.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum PortChange {
+    /// A port exists, has changed, or is gone.
+    Facts,
+    /// A port has another subnet prefix than it last had.
+    Subnet {
+        /// No longer the prefix of its subnet.
+        before: SubnetPrefix,
+        /// The new one.
+        after: SubnetPrefix,
+    },
 }
 
 /// The answer to a request. Each request gets exactly one.

@@ -35,6 +35,12 @@ impl Client {
         (cached.expires_at > now && !self.left.doubts(&cached)).then_some(cached)
     }
 
+    /// The answer that is remembered or that the kernel's neighbour entry said, however old it is. Sends nothing.
+    pub fn lookup_any(&self, now: Instant, question: Question) -> Option<Outcome> {
+        let known = self.lookup(now, question);
+        known.or_else(|| self.lookup_neighbour(now, question)).map(Outcome::from)
+    }
+
     /// The remembered answer, if it is fresh: a caller may have it although the peer is not asked.
     /// In the second half of that time the peer is asked behind the answer, so that a caller that
     /// asks again and again never waits. A caller that `heeds_hints` is given what the kernel's

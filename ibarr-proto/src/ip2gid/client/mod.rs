@@ -291,7 +291,7 @@ impl Client {
             if let Some(cached) = self.recall(self.now, question, heeds_hints) {
                 self.counters.count(Counter::Requests);
                 self.counters.count(Counter::CacheHits);
-                return self.answer(id, outcome(cached.gid, Source::Cache));
+                return self.answer(id, cached.into());
             }
             self.counters.add(Counter::Older, self.is_older(self.now, question).into());
         }

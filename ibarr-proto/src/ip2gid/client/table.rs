@@ -10,6 +10,7 @@ use ibarr_common::ib::Gid;
 use ibarr_common::{IfIndex, Instant};
 
 use super::super::Question;
+use super::{Outcome, Source};
 use crate::hash::Seeded;
 
 /// A remembered answer.
@@ -21,6 +22,12 @@ pub struct Cached {
     pub heard_at: Option<Instant>,
     /// The answer is forgotten at this time.
     pub expires_at: Instant,
+}
+
+impl From<Cached> for Outcome {
+    fn from(cached: Cached) -> Self {
+        cached.gid.map_or(Self::NotFound, |gid| Self::Found { gid, source: Source::Cache })
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::routing::{NoWayBack, WayBack};
 use super::*;
+use crate::ip2gid::server::Local as _;
 
 const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
 

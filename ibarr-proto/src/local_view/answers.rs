@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What other cores ask: whether an address is this node's, and by which interfaces peers are asked.
+
+use alloc::collections::BTreeMap;
+use core::mem;
+use core::net::IpAddr;
+
+use ibarr_common::IfIndex;
+use ibarr_common::ib::Gid;
+
+use super::{AddressStatus, Dad, Interface, Key, LocalView};
+use crate::ip2gid::client::Egress;
+use crate::ip2gid::server::Local;
+use crate::ip2gid::{Question, is_link_local};
+use crate::request::{Outcome, Source};
+
+impl LocalView {
+    /// The answer for an address of this node; `None` if it is not one.
+    pub fn lookup(&self, question: Question) -> Option<Outcome> {
+        let target = question.target();
+        // Without an interface, a link-local address may be any node's; any other address has the same GID on all.
+        let ingress = match question.egress() {
+            Some(egress) => egress,
+            None if is_link_local(target) => return None,
+            None => IfIndex::MIN,
+        };
+        match self.gid_of(target, ingress) {
+            Some(gid) => Some(Outcome::Found { gid, source: Source::Local }),
+            None if !is_link_local(target) && self.is_ours(target) => Some(Outcome::NotFound),
+            None => None,
+        }
+    }
+
+    /// The interfaces by which peers are asked, if they or the routes may have changed since the last call.
+    pub fn poll_egresses(&mut self) -> Option<BTreeMap<IfIndex, Egress>> {
+        let usable = |status: &AddressStatus| (status.dad == Dad::Passed).then_some(status.address);
+        let of = |interface: Interface| Egress {
+            vrf: interface.vrf,
+            addresses: interface.addresses.iter().filter_map(usable).collect(),
+        };
+        let has_changed = mem::take(&mut self.has_network_changed);
+        has_changed.then(|| {
+            self.interfaces().map(|interface| (interface.ifindex, of(interface))).collect()
+        })
+    }
+}
+
+/// Both look-ups take constant time.
+impl Local for LocalView {
+    fn is_known(&self) -> bool {
+        self.is_synced()
+    }
+
+    fn gid_of(&self, address: IpAddr, ingress: IfIndex) -> Option<Gid> {
+        self.facts.lookup(Key::new(address, ingress))?.gid
+    }
+
+    fn is_ours(&self, address: IpAddr) -> bool {
+        self.facts.is_ours(address)
+    }
+}
