@@ -20,6 +20,7 @@ pub mod node;
 pub mod paths;
 pub mod places;
 pub mod request;
+pub mod requests;
 pub mod resolver;
 pub mod responder;
 pub mod retry;
