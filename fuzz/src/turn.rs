@@ -12,7 +12,8 @@ use ibarr_proto::ip2gid::{Question, server};
 use ibarr_proto::local_service::{self, Nudged, Sender, Transmit};
 use ibarr_proto::local_view;
 use ibarr_proto::node::{Config, Input, Node, Output, Room};
-use ibarr_proto::request::{AddressRequest, UserRequest};
+use ibarr_proto::request::UserRequest;
+use ibarr_proto::requests::AddressRequest;
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use rand_chacha::ChaCha12Rng;
@@ -223,13 +224,9 @@ impl Io<Cue> for World {
                 payload,
             })
             .into(),
-            &Cue::Resolve(id, question, deadline) => Input::Resolve(AddressRequest {
-                id,
-                user: User(7),
-                question,
-                is_fresh: false,
-                deadline,
-            }),
+            &Cue::Resolve(id, question, deadline) => {
+                Input::Resolve(AddressRequest::of_user(id, User(7), question, deadline))
+            }
             &Cue::Nudged(nudged) => {
                 Input::LocalService(local_service::Input::Nudged(nudged)).into()
             }

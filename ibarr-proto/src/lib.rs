@@ -21,7 +21,6 @@ pub mod paths;
 pub mod places;
 pub mod request;
 pub mod requests;
-pub mod resolver;
 pub mod responder;
 pub mod retry;
 pub mod sa;

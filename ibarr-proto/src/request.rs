@@ -2,14 +2,11 @@
 
 //! Requests, their names, which say who asks, and the result of a request for an address.
 
-use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-use crate::ip2gid::Question;
-use crate::paths::{PortName, Sought};
-use crate::shares::User;
+use crate::places::User;
 
 /// A request to a core, repeated in its answer. Those for addresses and those for paths have numbers of their own. A
 /// user's may be reused after the answer.
@@ -72,35 +69,6 @@ impl UserRequest {
             Self::Acm(_) => Caller::Acm(user),
         }
     }
-}
-
-/// A user's request for the GID of an address.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[expect(missing_docs, reason = "its fields are named for what they hold")]
-pub struct AddressRequest {
-    /// Repeated in the answer.
-    pub id: UserRequest,
-    pub user: User,
-    pub question: Question,
-    /// Whether the peer is asked even if its answer is remembered.
-    pub is_fresh: bool,
-    /// When the caller stops waiting.
-    pub deadline: Instant,
-}
-
-/// A user's request for a path.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct PathRequest {
-    /// Repeated in the answer.
-    pub id: UserRequest,
-    /// Who asks.
-    pub user: User,
-    /// The source port of the path.
-    pub port: PortName,
-    /// The question.
-    pub question: Sought,
-    /// When the caller stops waiting.
-    pub deadline: Instant,
 }
 
 ibarr_common::outcomes! {

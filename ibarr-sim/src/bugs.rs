@@ -17,6 +17,7 @@ use ibarr_proto::ip2gid::server::{Received, Transmit};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, HwAddr};
 use ibarr_proto::node::{self, Input, Node, Output, Room};
+use ibarr_proto::request::Caller;
 use ibarr_proto::responder::{self, MapUpdate};
 use ibarr_proto::shares::User;
 use ibarr_proto::{acm, paths};
@@ -208,11 +209,11 @@ impl Core {
                 self.node.handle_input(now, Input::Paths(input));
             }
             Input::Resolve(mut request) if self.bug == Some(Bug::NoShares) => {
-                request.user = self.another_user();
+                request.caller = Caller::Control(self.another_user());
                 self.node.handle_input(now, Input::Resolve(request));
             }
             Input::ResolvePath(mut request) if self.bug == Some(Bug::NoShares) => {
-                request.user = self.another_user();
+                request.caller = Caller::Control(self.another_user());
                 self.node.handle_input(now, Input::ResolvePath(request));
             }
             input => self.node.handle_input(now, input),

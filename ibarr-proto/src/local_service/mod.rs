@@ -419,7 +419,8 @@ impl LocalService {
             return self.events.push_back(Event::PathOverloaded { seq, port });
         };
         let deadline = self.now + self.config.timeout.get() * 4 / 5;
-        self.events.push_back(Event::PathWanted { flight, request, deadline });
+        let question = paths::question(&request);
+        self.events.push_back(Event::PathWanted { flight, port, question, deadline });
     }
 
     fn answer_path(&mut self, seq: Seq, answer: Answer) {

@@ -6,6 +6,7 @@ use alloc::collections::BTreeMap;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{Answer, PathUse, Paths, ResolvePath, Seq};
+use ibarr_common::wire::sa::PathQuestion;
 
 use super::types::Counter;
 use crate::paths::{Outcome, records};
@@ -73,6 +74,13 @@ impl PathRequests {
         self.flights.remove(&seq);
         Some(seq)
     }
+}
+
+/// A request for one direction ignores the other (`ib_nl_set_path_rec_attrs`).
+pub(super) fn question(request: &ResolvePath) -> PathQuestion {
+    let ResolvePath { dgid, sgid, path_use, pkey, tclass, service_id, qos_class, .. } = *request;
+    let reversible = path_use != PathUse::Unidirectional;
+    PathQuestion { dgid, sgid, reversible, pkey, tclass, service_id, qos_class }
 }
 
 /// The answer to the kernel for an outcome, and its counter. If the request is `left` to the kernel, it asks the SA.

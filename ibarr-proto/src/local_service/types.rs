@@ -5,7 +5,8 @@
 use core::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::wire::ls::{Emitted, Error, PortId, ResolvePath, Seq, Timeout};
+use ibarr_common::wire::ls::{Emitted, Error, PortId, Seq, Timeout};
+use ibarr_common::wire::sa::PathQuestion;
 
 use crate::durations::Durations;
 use crate::ip2gid::Question;
@@ -238,7 +239,9 @@ pub enum Event {
     PathWanted {
         /// The number of the search.
         flight: KernelRequest,
-        request: ResolvePath,
+        /// The local port of the path.
+        port: PortName,
+        question: PathQuestion,
         /// Long enough before the kernel's time-out that the answer is in time.
         deadline: Instant,
     },

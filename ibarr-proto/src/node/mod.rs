@@ -4,12 +4,12 @@
 //! the simulation proves the order of steps that the daemon executes.
 
 mod facts;
+#[cfg(test)]
+mod tests;
 
-use alloc::collections::{BTreeMap, VecDeque};
-use core::net::IpAddr;
+use alloc::collections::VecDeque;
 use core::time::Duration;
 
-use ibarr_common::ib::Gid;
 use ibarr_common::wire::acm::Address;
 use ibarr_common::{IfIndex, Instant};
 use rand_chacha::ChaCha12Rng;
@@ -18,19 +18,19 @@ use rand_core::SeedableRng as _;
 use crate::acm::{self, Acm};
 use crate::counters::Counters;
 use crate::health::{self, Health};
-use crate::ip2gid::client::{self, Cached, Client, Egress, Learned};
+use crate::ip2gid::client::{self, Cached, Client, Learned};
 use crate::ip2gid::server::{self, Local as _, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
-use crate::local_view::{self, AddressStatus, Dad, Interface, LocalView};
+use crate::local_view::{self, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
-use crate::paths::{self, Paths, Sought};
-use crate::request::{self, AddressRequest, Outcome, PathRequest, RequestId, UserRequest};
-use crate::resolver::{self, Cores, Resolver};
+use crate::paths::{self, Paths, PortChange, Sought};
+use crate::request::{Caller, Outcome, RequestId, UserRequest};
+use crate::requests::{self, AddressRequest, PathRequest, Requests};
 use crate::responder::{self, Responder};
-use crate::sa;
+use crate::sa::{self, Rank};
 use crate::shares;
-use crate::trace::{self, Caller, Trace};
+use crate::trace::{self, Trace};
 
 /// All cores of a node, see the [module](self).
 ///
@@ -40,15 +40,27 @@ use crate::trace::{self, Caller, Trace};
 pub struct Node {
     view: LocalView,
     server: Server,
-    cores: Cores,
-    resolver: Resolver,
+    client: Client,
+    paths: Paths,
+    local_service: LocalService,
     acm: Acm,
+    requests: Requests,
     health: Health,
     responder: Responder,
-    /// The client does not know the last change of interfaces and routes yet.
-    has_network_changed: bool,
+    /// What happens to each request, if that is traced.
+    trace: Trace,
     /// Answers for the users of the driver.
     outputs: VecDeque<Output>,
+}
+
+/// What one core has for another one.
+enum Event {
+    Requests(requests::Event),
+    Client(client::Answered),
+    Ports(PortChange),
+    Paths(paths::Answered),
+    LocalService(local_service::Event),
+    Acm(acm::Ask),
 }
 
 /// The configuration.
@@ -140,16 +152,13 @@ impl Node {
             view: LocalView::new(view),
             server: Server::new(allow.clone()),
             responder: Responder::new(responder, allow),
-            cores: Cores {
-                client: Client::new(client, rng),
-                paths,
-                local_service: LocalService::new(local_service),
-                trace: Trace::default(),
-            },
-            resolver: Resolver::default(),
+            client: Client::new(client, rng),
+            paths,
+            local_service: LocalService::new(local_service),
             acm: Acm::new(acm),
+            requests: Requests::default(),
             health: Health::default(),
-            has_network_changed: false,
+            trace: Trace::default(),
             outputs: VecDeque::new(),
         }
     }
@@ -157,12 +166,12 @@ impl Node {
     /// Replaces the configuration.
     pub fn reconfigure(&mut self, now: Instant, config: Config) {
         let Config { view, allow, responder, client, local_service, paths, acm } = config;
-        self.cores.paths.reconfigure(paths);
+        self.paths.reconfigure(paths);
         self.view.reconfigure(view);
         self.server.reconfigure(allow.clone());
         self.responder.reconfigure(now, responder, allow);
-        self.cores.client.reconfigure(now, client);
-        self.cores.local_service.reconfigure(local_service);
+        self.client.reconfigure(now, client);
+        self.local_service.reconfigure(local_service);
         self.acm.reconfigure(acm);
     }
 
@@ -170,129 +179,232 @@ impl Node {
     pub fn handle_input<'a>(&mut self, now: Instant, input: impl Into<Input<'a>>) {
         match input.into() {
             Input::View(input) => {
-                use local_view::Input as View;
                 let was_known = self.view.is_known();
-                self.has_network_changed |= matches!(
-                    input,
-                    View::Link(_)
-                        | View::LinkGone(_)
-                        | View::Address(_)
-                        | View::AddressGone(_)
-                        | View::DumpDone
-                        | View::RoutesChanged
-                        | View::RoutesTooMany
-                        | View::DumpFailed(local_view::Subject::Routes)
-                );
                 self.view.handle_input(now, input);
                 if self.view.is_known() && !was_known {
+                    self.requests.handle_input(now, requests::Input::Known);
                     self.acm.ask_again();
                 }
             }
-            Input::Acm(input) => self.acm.handle_input(now, input),
-            Input::Client(input) => self.resolve(now, resolver::Input::Client(input)),
-            Input::Health(input) => self.health.handle_input(now, input),
             Input::Responder(input) => {
                 return self.responder.handle_input(now, &self.view, input);
             }
+            Input::Client(input) => self.client.handle_input(now, input),
+            Input::Paths(input) => self.paths.handle_input(now, input),
             Input::LocalService(input) => {
                 if let local_service::Input::Stop = input {
                     self.health.handle_input(now, health::Input::Stop);
                 }
-                self.resolve(now, resolver::Input::LocalService(input));
+                self.local_service.handle_input(now, input);
             }
-            Input::Resolve(request) => self.resolve(now, resolver::Input::Resolve(request)),
-            Input::ResolvePath(request) => self.resolve(now, resolver::Input::ResolvePath(request)),
-            Input::Paths(input) => {
-                let is_of_a_port =
-                    matches!(input, paths::Input::Port { .. } | paths::Input::PortGone { .. });
-                self.resolve(now, resolver::Input::Paths(input));
-                if is_of_a_port {
-                    self.view.set_flid_gids(flid_gids(&self.cores.paths));
-                    self.acm.ask_again();
+            Input::Health(input) => self.health.handle_input(now, input),
+            Input::Acm(input) => self.acm.handle_input(now, input),
+            Input::Resolve(request) => self.ask(now, request),
+            Input::ResolvePath(request) => self.ask_for_path(now, request),
+        }
+        self.route_all(now);
+    }
+
+    /// Passes on what the cores have for each other, until none has anything.
+    fn route_all(&mut self, now: Instant) {
+        while let Some(event) = self.poll_event() {
+            self.route(now, event);
+        }
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        let requests = self.requests.poll_event().map(Event::Requests);
+        requests
+            .or_else(|| self.client.poll_event().map(Event::Client))
+            .or_else(|| self.paths.poll_change().map(Event::Ports))
+            .or_else(|| self.paths.poll_event().map(Event::Paths))
+            .or_else(|| self.local_service.poll_event().map(Event::LocalService))
+            .or_else(|| self.acm.poll_ask().map(Event::Acm))
+    }
+
+    /// Each arm is one edge between two cores.
+    fn route(&mut self, now: Instant, event: Event) {
+        match event {
+            Event::Requests(event) => self.route_request(now, event),
+            Event::Client(client::Answered { id, outcome }) => {
+                self.requests.handle_input(now, requests::Input::Answered { id, outcome });
+            }
+            Event::Paths(answered) => {
+                self.requests.handle_input(now, requests::Input::PathAnswered(answered));
+            }
+            Event::Ports(PortChange::Facts) => {
+                self.view.set_flid_gids(self.paths.flid_gids());
+                self.acm.ask_again();
+            }
+            Event::Ports(PortChange::Subnet { before, after }) => {
+                self.client.subnet_changed(now, before, after);
+            }
+            Event::LocalService(event) => self.route_kernel(now, event),
+            Event::Acm(ask) => self.ask_for_acm(now, ask),
+        }
+    }
+
+    fn route_request(&mut self, now: Instant, event: requests::Event) {
+        match event {
+            requests::Event::LookUp(request) => {
+                let own = self.view.lookup(request.question);
+                self.requests.handle_input(now, requests::Input::LookedUp(request, own));
+            }
+            requests::Event::Recall(request) => {
+                let heeds_hints = request.caller != Caller::Kernel;
+                let remembered = self.client.recall(now, request.question, heeds_hints);
+                let remembered = remembered.map(Outcome::from);
+                self.requests.handle_input(now, requests::Input::Recalled(request, remembered));
+            }
+            requests::Event::RecallPath(request) => {
+                let PathRequest { caller, port, question, .. } = request;
+                let may_loop_back = matches!(caller, Caller::Acm(_));
+                let remembered = self.paths.recall_for(now, &port, question, may_loop_back);
+                self.requests.handle_input(now, requests::Input::PathRecalled(request, remembered));
+            }
+            requests::Event::NotRemembered(id) => self.acm.not_remembered(id),
+            requests::Event::AskPeer(AddressRequest {
+                id,
+                caller,
+                question,
+                is_fresh,
+                asked_at,
+                deadline,
+                ..
+            }) => {
+                if self.trace.is_on() && !is_fresh && self.client.is_older(now, question) {
+                    self.trace.step(now, question, trace::Step::Older);
+                }
+                // The kernel does not ask again by itself when the peer has returned.
+                let heeds_hints = caller != Caller::Kernel;
+                let input = if is_fresh {
+                    client::Input::ResolveFresh { id, question, deadline }
+                } else {
+                    client::Input::Resolve { id, question, asked_at, deadline, heeds_hints }
+                };
+                self.client.handle_input(now, input);
+            }
+            requests::Event::AskSa(PathRequest { id, caller, port, question, deadline }) => {
+                let rank = if caller == Caller::Kernel { Rank::Kernel } else { Rank::Other };
+                match question {
+                    Sought::Path(question) => {
+                        let request = paths::Request { id, port, question, rank, deadline };
+                        self.paths.resolve(now, request);
+                    }
+                    Sought::Fresh(question) => {
+                        let request = paths::Request { id, port, question, rank, deadline };
+                        self.paths.resolve_fresh(now, request);
+                    }
+                    Sought::Known(query) => {
+                        self.paths.ask_directly(now, id, &port, query, deadline);
+                    }
                 }
             }
-        }
-        self.serve_acm(now);
-    }
-
-    fn resolve(&mut self, now: Instant, input: resolver::Input<'_>) {
-        self.resolver.handle_input(&mut self.cores, now, &self.view, input);
-    }
-
-    /// Passes the questions of the ACM service to the other cores, and their answers to it, until none is left.
-    fn serve_acm(&mut self, now: Instant) {
-        loop {
-            while let Some(event) = self.resolver.poll_event() {
-                match event {
-                    resolver::Event::Answered { id: UserRequest::Acm(id), outcome } => {
-                        self.acm.gid_of_target(id, outcome);
-                    }
-                    resolver::Event::PathAnswered { id: UserRequest::Acm(id), outcome } => {
-                        self.acm.path(id, Some(outcome));
-                    }
-                    resolver::Event::Answered { id, outcome } => {
+            requests::Event::Cancel(id) => {
+                let id = RequestId::Kernel(id);
+                self.client.handle_input(now, client::Input::Cancel { id });
+            }
+            requests::Event::Answered { id, outcome } => {
+                self.trace.answered(now, trace::Id::Address(id), trace::Outcome::Address(outcome));
+                match id {
+                    RequestId::Kernel(id) => self.local_service.answered(now, id, outcome),
+                    RequestId::User(UserRequest::Acm(id)) => self.acm.gid_of_target(id, outcome),
+                    RequestId::User(id) => {
                         self.outputs.push_back(Output::Answered { id, outcome });
                     }
-                    resolver::Event::PathAnswered { id, outcome } => {
+                }
+            }
+            requests::Event::PathAnswered(paths::Answered { id, outcome, is_left_to_kernel }) => {
+                let traced = trace::Outcome::Path { outcome, is_left_to_kernel };
+                self.trace.answered(now, trace::Id::Path(id), traced);
+                match id {
+                    RequestId::Kernel(id) => {
+                        self.local_service.path_answered(now, id, &outcome, is_left_to_kernel);
+                    }
+                    RequestId::User(UserRequest::Acm(id)) => self.acm.path(id, Some(outcome)),
+                    RequestId::User(id) => {
                         self.outputs.push_back(Output::PathAnswered { id, outcome });
                     }
                 }
             }
-            let Some(ask) = self.acm.poll_ask() else { return };
-            self.ask_for_acm(now, ask);
         }
     }
 
-    /// An answer from memory does not count against the share of its user.
+    fn route_kernel(&mut self, now: Instant, event: local_service::Event) {
+        match event {
+            local_service::Event::Wanted { flight, question, asked_at, deadline } => {
+                let (id, caller, is_fresh) = (RequestId::Kernel(flight), Caller::Kernel, false);
+                let listed = None;
+                self.ask(
+                    now,
+                    AddressRequest { id, caller, question, listed, is_fresh, asked_at, deadline },
+                );
+            }
+            local_service::Event::PathWanted { flight, port, question, deadline } => {
+                let (id, question) = (RequestId::Kernel(flight), question.into());
+                let request = PathRequest { id, caller: Caller::Kernel, port, question, deadline };
+                self.ask_for_path(now, request);
+            }
+            local_service::Event::Unwanted { flight, .. } => {
+                self.trace.forget(trace::Id::Address(RequestId::Kernel(flight)));
+                self.requests.handle_input(now, requests::Input::Unwanted(flight));
+            }
+            local_service::Event::Dropped { question, asked_at, why } => {
+                self.trace.dropped(now, question, asked_at, why);
+            }
+            local_service::Event::PathOverloaded { seq, port } => {
+                let may = self.paths.may_fall_back(now, &port);
+                self.local_service.path_overloaded(now, seq, may);
+            }
+        }
+    }
+
+    fn ask(&mut self, now: Instant, request: AddressRequest) {
+        let AddressRequest { id, caller, question, asked_at, .. } = request;
+        let asked_at = if caller == Caller::Kernel { asked_at } else { now };
+        self.trace.asked(now, trace::Id::Address(id), caller, question, asked_at);
+        self.requests.handle_input(now, requests::Input::Address(request));
+    }
+
+    fn ask_for_path(&mut self, now: Instant, request: PathRequest) {
+        let PathRequest { id, caller, question, .. } = request;
+        self.trace.asked(now, trace::Id::Path(id), caller, question, now);
+        self.requests.handle_input(now, requests::Input::Path(request));
+    }
+
     fn ask_for_acm(&mut self, now: Instant, ask: acm::Ask) {
-        let (view, cores) = (&self.view, &mut self.cores);
         match ask {
-            acm::Ask::Source { .. } | acm::Ask::Endpoint { .. } if !view.is_known() => {
+            acm::Ask::Source { .. } | acm::Ask::Endpoint { .. } if !self.view.is_known() => {
                 self.acm.park(ask);
             }
             acm::Ask::Endpoint { id, which, has_addresses } => {
-                let found = acm::find(&cores.paths, view, which).map(|found| {
-                    let wanted = has_addresses.then(|| acm::addresses(&cores.paths, view, &found));
+                let (paths, view) = (&self.paths, &self.view);
+                let found = acm::find(paths, view, which).map(|found| {
+                    let wanted = has_addresses.then(|| acm::addresses(paths, view, &found));
                     (found, wanted.unwrap_or_default())
                 });
                 self.acm.endpoint(id, found);
             }
             acm::Ask::Source { id, source } => {
-                self.acm.partition_of_source(id, view.pkey_of(source, IfIndex::MIN));
-                self.acm.gid_of_source(id, view.gid_of(source, IfIndex::MIN));
+                self.acm.partition_of_source(id, self.view.pkey_of(source, IfIndex::MIN));
+                self.acm.gid_of_source(id, self.view.gid_of(source, IfIndex::MIN));
             }
             acm::Ask::Gid { id, user, question, deadline } => {
-                let source = request::Source::Cache;
-                let listed = listed(&self.acm, view, question.target());
-                let known = listed
-                    .map(|gid| Outcome::Found { gid, source })
-                    .or_else(|| resolver::recall(cores, now, view, question));
-                if let Some(outcome) = known {
-                    let traced = trace::Id::Address(RequestId::User(UserRequest::Acm(id)));
-                    let answer = trace::Outcome::Address(outcome);
-                    cores.trace.remembered(now, traced, Caller::Acm(user), question, answer);
-                    return self.acm.gid_of_target(id, outcome);
-                }
-                self.acm.not_remembered(id);
+                let listed = self.acm.hosts().gid_of(&Address::Ip(question.target()));
                 let id = UserRequest::Acm(id);
-                let request = AddressRequest { id, user, question, is_fresh: false, deadline };
-                self.resolver.handle_input(cores, now, view, resolver::Input::Resolve(request));
+                let request = AddressRequest::of_user(id, user, question, deadline);
+                self.ask(now, AddressRequest { listed, ..request });
             }
             acm::Ask::Path { id, is_named: true, .. }
-                if cores
-                    .paths
-                    .ports()
-                    .filter(|(.., facts, _)| facts.is_active)
-                    .nth(1)
-                    .is_some() =>
+                if self.paths.ports().filter(|(.., facts, _)| facts.is_active).nth(1).is_some() =>
             {
                 self.acm.could_start_elsewhere(id);
             }
             acm::Ask::Path { id, user, known, asks_sa, deadline, .. } => {
                 let complete = if asks_sa {
-                    cores.paths.source_of(known).map(|(port, query)| (port, Sought::Known(query)))
+                    self.paths.source_of(known).map(|(port, query)| (port, Sought::Known(query)))
                 } else {
-                    cores.paths.complete_query(known)
+                    self.paths.complete_query(known)
                 };
                 let (port, question) = match complete {
                     Ok(complete) => complete,
@@ -301,31 +413,21 @@ impl Node {
                     Err(_) => return self.acm.path(id, None),
                 };
                 self.acm.starts_at(id, port);
-                if let Sought::Path(question) = question {
-                    let known = cores.paths.lookup(now, &port, question);
-                    if let Some(outcome) = known.or_else(|| cores.paths.loopback(&port, &question))
-                    {
-                        let traced = trace::Id::Path(RequestId::User(UserRequest::Acm(id)));
-                        let answer = trace::Outcome::Path { outcome, is_left_to_kernel: false };
-                        cores.trace.remembered(now, traced, Caller::Acm(user), question, answer);
-                        return self.acm.path(id, Some(outcome));
+                if matches!(question, Sought::Known(_)) {
+                    self.acm.not_remembered(id);
+                    if self.acm.is_in_vain(id) {
+                        return;
                     }
                 }
-                self.acm.not_remembered(id);
-                if matches!(question, Sought::Known(_)) && self.acm.is_in_vain(id) {
-                    return;
-                }
                 let id = UserRequest::Acm(id);
-                let request = PathRequest { id, user, port, question, deadline };
-                let input = resolver::Input::ResolvePath(request);
-                self.resolver.handle_input(cores, now, view, input);
+                self.ask_for_path(now, PathRequest::of_user(id, user, port, question, deadline));
             }
         }
     }
 
     /// What is known of an address without asking a peer, however old it is.
     pub fn lookup(&self, now: Instant, question: Question) -> Option<Outcome> {
-        self.resolver.lookup(&self.cores, now, &self.view, question)
+        self.view.lookup(question).or_else(|| self.client.lookup_any(now, question))
     }
 
     /// The reply to a peer's query, if there is one.
@@ -346,12 +448,15 @@ impl Node {
     /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.view.handle_timeout(now);
-        if core::mem::take(&mut self.has_network_changed) {
-            self.cores.client.network_changed(egresses(&self.view));
+        if let Some(egresses) = self.view.poll_egresses() {
+            self.client.network_changed(egresses);
         }
-        self.resolver.handle_timeout(&mut self.cores, now, &self.view);
+        self.client.handle_timeout(now);
+        self.paths.handle_timeout(now);
+        self.local_service.handle_timeout(now);
+        self.requests.handle_timeout(now);
         self.acm.handle_timeout(now);
-        self.serve_acm(now);
+        self.route_all(now);
         self.responder.handle_timeout(now, &self.view);
     }
 
@@ -359,7 +464,10 @@ impl Node {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let timeouts = [
             self.view.poll_timeout(),
-            self.resolver.poll_timeout(&self.cores),
+            self.client.poll_timeout(),
+            self.paths.poll_timeout(),
+            self.local_service.poll_timeout(),
+            self.requests.poll_timeout(),
             self.acm.poll_timeout(),
             self.health.poll_timeout(),
             self.responder.poll_timeout(),
@@ -391,42 +499,42 @@ impl Node {
         if let Some(output) = self.acm.poll_output() {
             return Some(Output::Acm(output));
         }
-        if let Some(output) = self.cores.client.poll_transmit() {
+        if let Some(output) = self.client.poll_transmit() {
             return Some(Output::Client(output));
         }
-        if let Some(transmit) = self.cores.paths.poll_transmit() {
+        if let Some(transmit) = self.paths.poll_transmit() {
             return Some(Output::Sa(transmit));
         }
         if room.local_service {
-            return self.cores.local_service.poll_transmit().map(Output::LocalService);
+            return self.local_service.poll_transmit().map(Output::LocalService);
         }
         None
     }
 
     /// The trace, to which the driver reports what goes over the wire.
     pub fn trace(&mut self) -> &mut Trace {
-        &mut self.cores.trace
+        &mut self.trace
     }
 
     /// See [`Client::poll_learned`].
     pub fn poll_learned(&mut self) -> Option<Learned> {
-        self.cores.client.poll_learned()
+        self.client.poll_learned()
     }
 
     /// See [`Client::restore`].
     pub fn restore(&mut self, now: Instant, question: Question, answer: Cached) -> bool {
-        self.cores.client.restore(now, question, answer)
+        self.client.restore(now, question, answer)
     }
 
     /// Drops all answers of peers, and the addresses of names. Returns how many answers of peers that was.
     pub fn flush(&mut self) -> usize {
         self.acm.forget_names();
-        self.cores.client.flush(None)
+        self.client.flush(None)
     }
 
     /// Drops all answers of subnet administrators. Returns how many that was.
     pub fn flush_paths(&mut self) -> usize {
-        self.cores.paths.flush()
+        self.paths.flush()
     }
 
     /// See [`Acm::set_hosts`].
@@ -436,17 +544,17 @@ impl Node {
 
     /// See [`Paths::restore`].
     pub fn restore_paths(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
-        self.cores.paths.restore(now, snapshot, age);
+        self.paths.restore(now, snapshot, age);
     }
 
     /// See [`Paths::preload`].
     pub fn preload_paths(&mut self, now: Instant, listed: Snapshot) {
-        self.cores.paths.preload(now, listed);
+        self.paths.preload(now, listed);
     }
 
     /// See [`Paths::poll_restored`].
     pub fn poll_restored(&mut self) -> Option<Restored> {
-        self.cores.paths.poll_restored()
+        self.paths.poll_restored()
     }
 
     /// The outcome of a nudge for which the driver found no interface. The nudge is only postponed
@@ -468,17 +576,17 @@ impl Node {
 
     /// The client, which asks peers.
     pub fn client(&self) -> &Client {
-        &self.cores.client
+        &self.client
     }
 
     /// The paths, for which subnet administrators are asked.
     pub fn paths(&self) -> &Paths {
-        &self.cores.paths
+        &self.paths
     }
 
-    /// See [`Resolver::users`].
+    /// See [`Requests::users`].
     pub fn users(&self) -> [(shares::Kind, &Counters<shares::Counter>, (usize, usize)); 3] {
-        self.resolver.users()
+        self.requests.users()
     }
 
     /// The ACM service.
@@ -493,109 +601,6 @@ impl Node {
 
     /// The kernel's side.
     pub fn local_service(&self) -> &LocalService {
-        &self.cores.local_service
-    }
-}
-
-/// The GID that the administrator has listed for an address. This machine knows its own addresses better.
-fn listed(acm: &Acm, view: &LocalView, target: IpAddr) -> Option<Gid> {
-    let gid = acm.hosts().gid_of(&Address::Ip(target))?;
-    view.gid_of(target, IfIndex::MIN).is_none().then_some(gid)
-}
-
-fn egresses(view: &LocalView) -> BTreeMap<IfIndex, Egress> {
-    let usable = |status: &AddressStatus| (status.dad == Dad::Passed).then_some(status.address);
-    let of = |interface: Interface| Egress {
-        vrf: interface.vrf,
-        addresses: interface.addresses.iter().filter_map(usable).collect(),
-    };
-    view.interfaces().map(|interface| (interface.ifindex, of(interface))).collect()
-}
-
-/// The GIDs with a floating LID, as the local view needs them.
-fn flid_gids(paths: &Paths) -> BTreeMap<Gid, Gid> {
-    let of_port = |facts: &paths::PortFacts| {
-        let flid_gid = facts.flid_gid();
-        let others = facts.gids.clone().into_iter();
-        others.filter_map(move |gid| Some((gid, flid_gid?)))
-    };
-    paths.ports().flat_map(|(_, _, facts, _)| of_port(facts)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use ibarr_common::IfIndex;
-    use ibarr_common::wire::ls::{PortId, Request, ResolveIp, Seq};
-    use rand_chacha::ChaCha12Rng;
-    use rand_core::SeedableRng;
-
-    use super::*;
-    use crate::ip2gid::client::{Route, SocketEvent};
-    use crate::local_service::{Nudge, Nudged, Sender, Transmit};
-    use crate::local_view::Subject;
-
-    const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
-    const EGRESS: IfIndex = IfIndex::MIN;
-
-    /// Performs the actions for which there is `room`; routes and sockets exist, addresses do not.
-    fn done(node: &mut Node, local_service: bool) -> Vec<Output> {
-        let mut done = Vec::new();
-        node.handle_timeout(NOW);
-        while let Some(output) = node.poll(Room { local_service }) {
-            match output {
-                Output::View(local_view::Request::Dump(Subject::Node)) => {
-                    for input in [local_view::Input::DumpStarted, local_view::Input::DumpDone] {
-                        node.handle_input(NOW, Input::View(input));
-                    }
-                    node.handle_timeout(NOW);
-                }
-                Output::Client(client::Output::Socket(SocketEvent::Open(socket))) => {
-                    let input = client::Input::SocketOpened { socket };
-                    node.handle_input(NOW, Input::Client(input));
-                }
-                Output::Client(client::Output::Route(candidate)) => {
-                    let next_hop = "10.1.0.254".parse().unwrap();
-                    let route = Some(Route { ifindex: EGRESS, next_hop });
-                    let input = client::Input::Route { candidate, route };
-                    node.handle_input(NOW, Input::Client(input));
-                }
-                output => done.push(output),
-            }
-        }
-        done
-    }
-
-    #[test]
-    fn nudge_without_an_interface_is_postponed_until_the_interfaces_are_known() {
-        let mut node = Node::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
-        assert_eq!(node.nudge_without_place(), Nudged::Postponed);
-        for input in [local_view::Input::DumpStarted, local_view::Input::DumpDone] {
-            node.handle_input(NOW, Input::View(input));
-        }
-        assert_eq!(node.nudge_without_place(), Nudged::Failed);
-    }
-
-    #[test]
-    fn full_kernel_socket_holds_back_only_outputs_for_the_kernel() {
-        let mut node = Node::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
-        let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
-        node.handle_input(NOW, Input::LocalService(opened));
-        let target = "10.2.0.5".parse().unwrap();
-        let request = Request::ResolveIp(ResolveIp { ifindex: EGRESS, target }).emit(Seq(1));
-        let bytes = request.as_ref();
-        let input = local_service::Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
-        node.handle_input(NOW, Input::LocalService(input));
-        node.handle_input(NOW, Input::LocalService(local_service::Input::Drained));
-        let without_room = done(&mut node, false);
-        let [Output::View(_), Output::Client(client::Output::Query(query))] =
-            without_room.as_slice()
-        else {
-            panic!("{without_room:?}")
-        };
-        assert_eq!(query.to.ip(), target);
-        let with_room = done(&mut node, true);
-        let told = with_room.as_slice();
-        let [Output::LocalService(Transmit::Message(_)), last] = told else { panic!("{told:?}") };
-        assert_eq!(last, &Output::LocalService(Transmit::Nudge(Nudge::IfQuiet)));
+        &self.local_service
     }
 }

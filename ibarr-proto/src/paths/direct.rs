@@ -73,7 +73,7 @@ impl Paths {
 
     /// The path from a port to itself, as ibacm makes it: an SA need not be asked. The MTU is one that ibacm
     /// requires of every port, because that of the link is not known.
-    pub fn loopback(&self, port: &PortName, question: &PathQuestion) -> Option<Outcome> {
+    fn loopback(&self, port: &PortName, question: &PathQuestion) -> Option<Outcome> {
         let PathQuestion { dgid, sgid, reversible, pkey, tclass, .. } = *question;
         let (_, port) = self.ports.by_name(port)?;
         let facts = port.facts().filter(|facts| facts.is_active)?;

@@ -16,7 +16,8 @@ use ibarr_common::wire::sa::PathQuestion;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::node::Input;
 use ibarr_proto::paths;
-use ibarr_proto::request::{AddressRequest, Outcome, PathRequest, UserRequest};
+use ibarr_proto::request::{Outcome, UserRequest};
+use ibarr_proto::requests::{AddressRequest, PathRequest};
 use ibarr_proto::shares::{PAUSE, User};
 
 use super::World;
@@ -43,8 +44,7 @@ impl World {
         let deadline = now + secs(3);
         while let Some((request, number)) = daemon.crowd.ask_address(now) {
             let Some(question) = Question::new(dead(subnet, number), None) else { continue };
-            let (id, user, is_fresh) = (request, USER, false);
-            let request = AddressRequest { id, user, question, is_fresh, deadline };
+            let request = AddressRequest::of_user(request, USER, question, deadline);
             daemon.core.handle_input(now, Input::Resolve(request));
         }
         let Some(sgid) = self.machines[id].gid() else { return };
@@ -58,9 +58,7 @@ impl World {
                 service_id: None,
                 qos_class: None,
             };
-            let question = question.into();
-            let (id, user, port) = (request, USER, name());
-            let request = PathRequest { id, user, port, question, deadline };
+            let request = PathRequest::of_user(request, USER, name(), question, deadline);
             daemon.core.handle_input(now, Input::ResolvePath(request));
         }
     }

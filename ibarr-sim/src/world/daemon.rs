@@ -16,7 +16,8 @@ use ibarr_proto::ip2gid::server::Received;
 use ibarr_proto::local_service::{self, Nudge, Nudged, Sender, Transmit};
 use ibarr_proto::local_view::{self, Subject};
 use ibarr_proto::node::{Input, Output, Room};
-use ibarr_proto::request::{AddressRequest, Outcome, UserRequest};
+use ibarr_proto::request::{Outcome, UserRequest};
+use ibarr_proto::requests::AddressRequest;
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use ibarr_proto::{paths, responder, sa};
@@ -188,8 +189,7 @@ impl World {
             Inbox::Ask(question) => {
                 self.application_asks(id, daemon, *question);
                 let (id, deadline) = daemon.asked.ask(now, question.target());
-                let (user, question, is_fresh) = (User(0), *question, false);
-                Input::Resolve(AddressRequest { id, user, question, is_fresh, deadline })
+                Input::Resolve(AddressRequest::of_user(id, User(0), *question, deadline))
             }
             Inbox::Crowd(until) => return self.user_asks(id, daemon, *until),
             Inbox::Reload => {

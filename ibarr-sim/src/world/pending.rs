@@ -11,7 +11,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use ibarr_proto::acm::ClientId;
 use ibarr_proto::request::UserRequest;
-use ibarr_proto::resolver::PATHS;
+use ibarr_proto::requests::PATHS;
 
 use crate::dice::{ms, secs};
 

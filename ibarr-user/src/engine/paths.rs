@@ -11,7 +11,8 @@ use ibarr_common::wire::path_record::Fields;
 use ibarr_proto::health::{Device, Missing};
 use ibarr_proto::node::{self, Node};
 use ibarr_proto::paths::{self, Chosen, Input, Outcome, Partial, PortFacts, PortName, Sought};
-use ibarr_proto::request::{self, UserRequest};
+use ibarr_proto::request::UserRequest;
+use ibarr_proto::requests;
 use ibarr_proto::sa::{PortIndex, Transmit};
 use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
@@ -164,7 +165,7 @@ impl Engine {
         asks.pending.insert(id, Asked { at: now, chosen, to });
         let question = if request.fresh { Sought::Fresh(question) } else { question.into() };
         let deadline = now + DEADLINE;
-        let request = request::PathRequest { id, user, port, question, deadline };
+        let request = requests::PathRequest::of_user(id, user, port, question, deadline);
         self.node.handle_input(now, node::Input::ResolvePath(request));
     }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::{self, Question};
 use ibarr_proto::node;
-use ibarr_proto::request::{AddressRequest, Outcome, UserRequest};
+use ibarr_proto::request::{Outcome, UserRequest};
+use ibarr_proto::requests::AddressRequest;
 use ibarr_proto::shares::User;
 use tracing::info;
 
@@ -101,7 +102,8 @@ impl Engine {
                     continue;
                 }
             };
-            let request = AddressRequest { id, user, question, is_fresh, deadline };
+            let request = AddressRequest::of_user(id, user, question, deadline);
+            let request = AddressRequest { is_fresh, ..request };
             self.node.handle_input(now, node::Input::Resolve(request));
         }
     }

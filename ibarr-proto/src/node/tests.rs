@@ -5,17 +5,24 @@ mod kernel_paths;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
-use std::time::Duration;
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::{Query, Reply};
 use ibarr_common::wire::ls::{Answer, PortId, Request, ResolveIp, Seq, messages};
-use rand_chacha::ChaCha12Rng;
-use rand_core::SeedableRng;
 
 use super::*;
 use crate::ip2gid::client::{Route, SocketEvent};
-use crate::local_service::{Counter, DEADLINE, FOLLOW_UPS, LATELY, Nudged, RETRY, Sender};
+use crate::local_service::{
+    Counter, DEADLINE, FOLLOW_UPS, LATELY, Nudge, Nudged, RETRY, Sender, Transmit,
+};
+use crate::local_view::{
+    AltNames, Bonding, Dad, HwAddr, Input as View, InterfaceAddress, InterfaceName, Link, LinkType,
+    Subject,
+};
+use crate::places::Room as Places;
+use crate::request::Source;
+use crate::requests::{ADDRESSES, PATHS};
+use crate::shares::User;
 
 #[test]
 fn own_address_is_answered_without_the_network() {
@@ -50,12 +57,9 @@ fn other_addresses_are_asked_for() {
 #[test]
 fn fresh_question_asks_the_peer_whose_answer_is_remembered() {
     let mut rig = Rig::new();
-    let (target, user) = (question("10.2.0.5", None), User(7));
-    let deadline = rig.now + Duration::from_secs(3);
     for (n, its_gid) in ["fe80::9", "fe80::a"].into_iter().enumerate() {
-        let id = UserRequest::Control(n as u64);
-        let question = target;
-        rig.tell(Input::Resolve(AddressRequest { id, user, question, is_fresh: true, deadline }));
+        let request = rig.request(n as u64, "10.2.0.5", None);
+        rig.tell(Input::Resolve(AddressRequest { is_fresh: true, ..request }));
         rig.drain();
         rig.route("10.2.0.5", None, Some((2, "10.1.0.254")));
         assert_eq!(rig.sent(), "10.2.0.5 by any");
@@ -68,9 +72,8 @@ fn fresh_question_asks_the_peer_whose_answer_is_remembered() {
     let outcome = Outcome::Found { gid: gid("fe80::a"), source: Source::Cache };
     assert_eq!(rig.answered(), [(7, outcome)]);
 
-    let id = UserRequest::Control(8);
-    let question = question("10.1.0.1", None);
-    rig.tell(Input::Resolve(AddressRequest { id, user, question, is_fresh: true, deadline }));
+    let request = rig.request(8, "10.1.0.1", None);
+    rig.tell(Input::Resolve(AddressRequest { is_fresh: true, ..request }));
     rig.drain();
     let own = Outcome::Found { gid: gid("fe80::1"), source: Source::Local };
     assert_eq!(rig.answered(), [(8, own)]);
@@ -88,19 +91,19 @@ fn kernel_gets_own_addresses_at_once() {
 
 #[test]
 fn early_kernel_requests_wait_for_the_local_view() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::unknown(16_384);
     for (seq, target) in [(1, "10.1.0.1"), (2, "10.2.0.5")] {
-        rig.kernel_asks_of(&NotKnown, seq, target);
+        rig.kernel_asks(seq, target);
     }
     assert_eq!((rig.told().as_str(), rig.routes().as_str()), ("", ""));
-    rig.pass(Duration::from_millis(1));
+    rig.knows_itself();
     assert_eq!((rig.told().as_str(), rig.routes().as_str()), ("1 is fe80::1, nudge", "10.2.0.5%2"));
 
     // They wait no longer than the kernel does.
-    rig.kernel_asks_of(&NotKnown, 3, "10.2.0.6");
-    rig.now += DEADLINE;
-    rig.resolver.handle_timeout(&mut rig.cores, rig.now, &NotKnown);
-    rig.pass(Duration::from_millis(1));
+    let mut rig = Rig::unknown(16_384);
+    rig.kernel_asks(3, "10.2.0.6");
+    rig.pass(DEADLINE);
+    rig.knows_itself();
     assert_eq!(rig.routes(), "");
 }
 
@@ -144,7 +147,7 @@ fn answer_cached_for_the_interface_needs_no_route_look_up() {
     rig.kernel_asks(2, "10.2.0.5");
     assert_eq!(rig.told(), "2 is fe80::5, nudge");
     assert_eq!((rig.sent().as_str(), rig.routes().as_str()), ("", ""));
-    let counters = rig.cores.local_service.counters();
+    let counters = rig.node.local_service.counters();
     assert_eq!(counters.get(Counter::AnsweredPeer), 1);
     assert_eq!(counters.get(Counter::AnsweredCache), 1);
 }
@@ -152,7 +155,7 @@ fn answer_cached_for_the_interface_needs_no_route_look_up() {
 #[test]
 fn older_answer_is_asked_for_and_the_trace_says_so() {
     let mut rig = Rig::new();
-    rig.cores.trace.set(true);
+    rig.node.trace.set(true);
     rig.kernel_asks(1, "10.2.0.5");
     rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
     rig.reply("fe80::5");
@@ -165,14 +168,14 @@ fn older_answer_is_asked_for_and_the_trace_says_so() {
     rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
     rig.reply("fe80::6");
     assert_eq!(rig.told(), "2 is fe80::6");
-    let steps = std::iter::from_fn(|| rig.cores.trace.poll()).map(|event| event.step);
+    let steps = std::iter::from_fn(|| rig.node.trace.poll()).map(|event| event.step);
     let older = steps.filter(|step| *step == trace::Step::Older).count();
-    assert_eq!((older, rig.cores.client.counters().get(client::Counter::Older)), (1, 1));
+    assert_eq!((older, rig.node.client.counters().get(client::Counter::Older)), (1, 1));
     // What is remembered is known, however old it is.
     rig.now += Duration::from_secs(30);
     let remembered = Outcome::Found { gid: gid("fe80::6"), source: Source::Cache };
     let of = question("10.2.0.5", Some(2));
-    assert_eq!(rig.resolver.lookup(&rig.cores, rig.now, &View, of), Some(remembered));
+    assert_eq!(rig.node.lookup(rig.now, of), Some(remembered));
 }
 
 /// Another host may have the address there.
@@ -215,7 +218,7 @@ fn refusal_is_an_answer_to_users_and_not_to_the_kernel() {
     rig.tell(Input::Client(client::Input::Refused { socket, to, quoted }));
     rig.drain();
     assert_eq!(rig.answered(), [(0, Outcome::Refused)]);
-    assert_eq!((rig.told().as_str(), rig.cores.client.load().waiters), ("", 1));
+    assert_eq!((rig.told().as_str(), rig.node.client.load().waiters), ("", 1));
     rig.reply("fe80::5");
     assert_eq!(rig.told(), "1 is fe80::5, nudge");
 }
@@ -226,12 +229,12 @@ fn question_ends_when_the_kernel_drops_its_request() {
     rig.kernel_asks(1, "10.2.0.5");
     rig.kernel_asks(2, "10.2.0.6");
     rig.route("10.2.0.6", Some(2), Some((2, "10.1.0.254")));
-    assert_eq!(rig.cores.client.load().waiters, 2);
+    assert_eq!(rig.node.client.load().waiters, 2);
     assert_eq!(rig.routes(), "10.2.0.5%2");
-    rig.kernel_request(&View, 3, "10.2.0.7");
+    rig.kernel_request(3, "10.2.0.7");
     rig.pass(DEADLINE);
     assert_eq!(rig.routes(), "", "no request waits for the route to 10.2.0.7");
-    assert_eq!(rig.cores.client.load().waiters, 0);
+    assert_eq!(rig.node.client.load().waiters, 0);
     assert_eq!(rig.told(), "");
     // No request waits for the result of the route look-up any more.
     rig.route("10.2.0.5", Some(2), Some((2, "10.1.0.254")));
@@ -278,7 +281,7 @@ fn dead_targets_do_not_lock_out_live_ones() {
     rig.transmits.retain(|query| query.to.ip() == ip("10.2.0.5"));
     rig.reply("fe80::5");
     assert_eq!(rig.told(), "9999 is fe80::5, nudge");
-    let load = rig.cores.client.load();
+    let load = rig.node.client.load();
     assert!(load.flights >= 4095, "the others are still asked for: {load:?}");
 }
 
@@ -305,7 +308,7 @@ fn users_dead_targets_delay_no_kernel_request() {
         rig.answer_routes();
         rig.pass(Duration::from_millis(10));
         rig.answer_routes();
-        let flights = rig.cores.client.load().flights;
+        let flights = rig.node.client.load().flights;
         assert!(flights <= ADDRESSES.under_way.of_user + live.len(), "{flights}");
     }
     assert_eq!(live.len(), 20);
@@ -313,7 +316,7 @@ fn users_dead_targets_delay_no_kernel_request() {
     assert!(live.is_subset(&sent), "{:?}", live.difference(&sent));
     // In 8 s, with a wait of 3 s each time.
     assert!(asked <= 3 * ASKED, "refusals spin: {asked}");
-    let [(_, counters, (under_way, waiting)), ..] = rig.resolver.users();
+    let [(_, counters, (under_way, waiting)), ..] = rig.node.users();
     assert!(counters.get(shares::Counter::Refused) > ASKED);
     assert_eq!((under_way + waiting) as u64, ASKED);
 }
@@ -321,31 +324,32 @@ fn users_dead_targets_delay_no_kernel_request() {
 #[test]
 fn tables_hold_only_what_local_service_and_shares_admit() {
     let limits = local_service::Limits { requests: 3, ..local_service::Limits::default() };
-    let mut rig = Rig::new();
-    rig.cores.local_service = LocalService::with_limits(local_service::Config::default(), limits);
+    let mut rig = Rig::unknown(16_384);
+    rig.node.local_service = LocalService::with_limits(local_service::Config::default(), limits);
     let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
     rig.tell(Input::LocalService(opened));
-    let early = |rig: &Rig| rig.resolver.early.keys().copied().collect::<Vec<_>>();
+    let early = |rig: &Rig| rig.node.requests.early();
     for seq in 0..10 {
-        rig.kernel_request(&NotKnown, seq, &format!("10.2.0.{seq}"));
+        rig.kernel_request(seq, &format!("10.2.0.{seq}"));
     }
     let first = early(&rig);
     // Each new request replaces one whose caller may be gone.
     rig.now += LATELY;
     for seq in 10..20 {
-        rig.kernel_request(&NotKnown, seq, &format!("10.2.0.{seq}"));
+        rig.kernel_request(seq, &format!("10.2.0.{seq}"));
     }
     assert_eq!((first.len(), early(&rig).len()), (3, 3));
     assert!(first.iter().all(|flight| !early(&rig).contains(flight)));
     rig.now += LATELY;
+    rig.knows_itself();
     for seq in 20..30 {
-        rig.kernel_request(&View, seq, &format!("10.2.0.{seq}"));
+        rig.kernel_request(seq, &format!("10.2.0.{seq}"));
     }
-    assert!(rig.resolver.early.is_empty());
-    assert_eq!(rig.cores.client.load().waiters, 3);
-    assert_eq!(rig.cores.local_service.counters().get(Counter::RequestsFull), 27);
+    assert!(rig.node.requests.early().is_empty());
+    assert_eq!(rig.node.client.load().waiters, 3);
+    assert_eq!(rig.node.local_service.counters().get(Counter::RequestsFull), 27);
 
-    let Room { all: limit, of_user } = ADDRESSES.under_way;
+    let Places { all: limit, of_user } = ADDRESSES.under_way;
     // Seven users end where the room for newcomers begins; root goes on.
     let most = limit / 8 * 5 - limit / 8 * 5 / 8 + of_user;
     for n in 0..2 * limit {
@@ -353,10 +357,10 @@ fn tables_hold_only_what_local_service_and_shares_admit() {
         let user = User(u32::try_from(n % 8).unwrap());
         let question = question(&format!("10.3.{}.{}", n / 250, n % 250), None);
         let deadline = rig.now + Duration::from_secs(3);
-        rig.tell(Input::Resolve(AddressRequest { id, user, question, is_fresh: false, deadline }));
+        rig.tell(Input::Resolve(AddressRequest::of_user(id, user, question, deadline)));
     }
     assert_eq!(
-        (rig.resolver.askers.len(), rig.resolver.users()[0].2),
+        (rig.node.requests.admitted(), rig.node.users()[0].2),
         (most, (most, 2 * limit - most))
     );
     for _ in 0..2 {
@@ -364,42 +368,12 @@ fn tables_hold_only_what_local_service_and_shares_admit() {
     }
     let asked: BTreeSet<_> = rig.answered.iter().map(|&(id, _)| id).collect();
     assert_eq!((asked.len(), rig.answered.len()), (2 * limit, 2 * limit));
-    assert!(rig.resolver.askers.is_empty() && rig.resolver.events.is_empty());
+    assert!(rig.node.requests.admitted() == 0);
 }
 
-struct View;
-
-impl Local for View {
-    fn gid_of(&self, address: IpAddr, ingress: IfIndex) -> Option<Gid> {
-        let scoped = is_link_local(address) && ingress.get() == 4;
-        (scoped || address == ip("10.1.0.1")).then(|| gid("fe80::1"))
-    }
-
-    fn is_ours(&self, address: IpAddr) -> bool {
-        address == ip("10.1.0.1") || address == ip("192.0.2.1")
-    }
-}
-
-struct NotKnown;
-
-impl Local for NotKnown {
-    fn gid_of(&self, _address: IpAddr, _ingress: IfIndex) -> Option<Gid> {
-        None
-    }
-
-    fn is_ours(&self, _address: IpAddr) -> bool {
-        false
-    }
-
-    fn is_known(&self) -> bool {
-        false
-    }
-}
-
-/// A resolver; the test plays kernel, routing and peers.
+/// A node; the test plays kernel, routing and peers.
 struct Rig {
-    cores: Cores,
-    resolver: Resolver,
+    node: Node,
     now: Instant,
     answered: Vec<(u64, Outcome)>,
     transmits: Vec<client::Transmit>,
@@ -409,7 +383,7 @@ struct Rig {
 
 impl Rig {
     fn tell(&mut self, input: Input<'_>) {
-        self.resolver.handle_input(&mut self.cores, self.now, &View, input);
+        self.node.handle_input(self.now, input);
     }
 
     fn new() -> Self {
@@ -417,15 +391,19 @@ impl Rig {
     }
 
     fn with(max_flights: usize) -> Self {
+        let mut rig = Self::unknown(max_flights);
+        rig.knows_itself();
+        rig
+    }
+
+    /// It does not know its own addresses.
+    fn unknown(max_flights: usize) -> Self {
         let max_flights = NonZeroUsize::new(max_flights).unwrap();
         let settings = client::Settings { max_flights, ..client::Settings::default() };
         let config = client::Config::new(settings).unwrap();
-        let client = Client::new(config, ChaCha12Rng::seed_from_u64(1));
-        let paths = Paths::new(paths::Config::default(), ChaCha12Rng::seed_from_u64(2));
-        let local_service = LocalService::new(local_service::Config::default());
+        let config = Config { client: config, ..Config::default() };
         let mut rig = Self {
-            cores: Cores { client, paths, local_service, trace: Trace::default() },
-            resolver: Resolver::default(),
+            node: Node::new(config, ChaCha12Rng::seed_from_u64(1)),
             now: Instant::from_nanos(1_000_000_000_000),
             answered: Vec::new(),
             transmits: Vec::new(),
@@ -445,35 +423,63 @@ impl Rig {
         rig
     }
 
+    /// InfiniBand interface 4 has 10.1.0.1 and fe80::5, Ethernet interface 5 has 192.0.2.1.
+    fn knows_itself(&mut self) {
+        let link = |ifindex, link_type, hwaddr: &[u8]| Link {
+            ifindex: IfIndex::new(ifindex).unwrap(),
+            name: InterfaceName::new(format!("if{ifindex}").as_bytes()).unwrap(),
+            link_type,
+            hwaddr: HwAddr::new(hwaddr).unwrap(),
+            up: true,
+            bonding: Bonding::None,
+            altnames: AltNames::default(),
+            vrf: None,
+            pkey: None,
+        };
+        let address = |ifindex, address| {
+            let ifindex = IfIndex::new(ifindex).unwrap();
+            let entry = InterfaceAddress::new(ifindex, ip(address), 24, None, Dad::Passed);
+            View::ListedAddress(entry)
+        };
+        let mut hwaddr = [0; 20];
+        hwaddr[4..].copy_from_slice(&gid("fe80::1").octets());
+        for input in [
+            View::DumpStarted,
+            View::ListedLink(link(4, LinkType::INFINIBAND, &hwaddr)),
+            View::ListedLink(link(5, LinkType::ETHERNET, &hwaddr[..6])),
+            address(4, "10.1.0.1"),
+            address(4, "fe80::5"),
+            address(5, "192.0.2.1"),
+            View::DumpDone,
+        ] {
+            self.tell(Input::View(input));
+        }
+        self.pass(Duration::from_millis(1));
+    }
+
     fn ask(&mut self, id: u64, target: &str, egress: Option<u32>) {
-        let question = question(target, egress);
-        let deadline = self.now + Duration::from_secs(3);
-        let (user, id) = (User(7), UserRequest::Control(id));
-        self.tell(Input::Resolve(AddressRequest { id, user, question, is_fresh: false, deadline }));
+        self.tell(Input::Resolve(self.request(id, target, egress)));
         self.drain();
+    }
+
+    fn request(&self, id: u64, target: &str, egress: Option<u32>) -> AddressRequest {
+        let deadline = self.now + Duration::from_secs(3);
+        let id = UserRequest::Control(id);
+        AddressRequest::of_user(id, User(7), question(target, egress), deadline)
     }
 
     fn kernel_asks(&mut self, seq: u32, target: &str) {
-        self.kernel_asks_of(&View, seq, target);
-    }
-
-    fn kernel_asks_of(&mut self, view: &impl Local, seq: u32, target: &str) {
-        self.kernel_request(view, seq, target);
+        self.kernel_request(seq, target);
         self.drain();
     }
 
-    fn kernel_request(&mut self, view: &impl Local, seq: u32, target: &str) {
+    fn kernel_request(&mut self, seq: u32, target: &str) {
         let request = ResolveIp { ifindex: IfIndex::new(2).unwrap(), target: ip(target) };
         let bytes = Request::ResolveIp(request).emit(Seq(seq));
         let bytes = bytes.as_ref();
         let input = local_service::Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
-        self.resolver.handle_input(&mut self.cores, self.now, view, Input::LocalService(input));
-        self.resolver.handle_input(
-            &mut self.cores,
-            self.now,
-            view,
-            Input::LocalService(local_service::Input::Drained),
-        );
+        self.tell(Input::LocalService(input));
+        self.tell(Input::LocalService(local_service::Input::Drained));
     }
 
     fn route(&mut self, target: &str, egress: Option<u32>, route: Option<(u32, &str)>) {
@@ -518,21 +524,21 @@ impl Rig {
 
     fn pass(&mut self, time: Duration) {
         self.now += time;
-        self.resolver.handle_timeout(&mut self.cores, self.now, &View);
+        self.node.handle_timeout(self.now);
         self.drain();
     }
 
     fn drain(&mut self) {
-        while let Some(event) = self.resolver.poll_event() {
-            match event {
-                Event::Answered { id: UserRequest::Control(id), outcome } => {
+        while let Some(output) = self.node.outputs.pop_front() {
+            match output {
+                Output::Answered { id: UserRequest::Control(id), outcome } => {
                     self.answered.push((id, outcome));
                 }
-                Event::Answered { id, .. } => panic!("{id:?}"),
-                Event::PathAnswered { .. } => {}
+                Output::PathAnswered { .. } => {}
+                output => panic!("{output:?}"),
             }
         }
-        while let Some(output) = self.cores.client.poll_transmit() {
+        while let Some(output) = self.node.client.poll_transmit() {
             match output {
                 client::Output::Route(candidate) => {
                     self.sought.push(candidate);
@@ -574,20 +580,19 @@ impl Rig {
 
     /// The actions for the kernel.
     fn told(&mut self) -> String {
-        let told =
-            std::iter::from_fn(|| self.cores.local_service.poll_transmit()).map(|transmit| {
-                let local_service::Transmit::Message(message) = transmit else {
-                    return "nudge".to_owned();
-                };
-                let message = messages(message.as_ref()).next().unwrap().unwrap();
-                match Answer::parse(&message) {
-                    Ok(Answer::Gid(gid)) => format!("{} is {gid}", message.seq().0),
-                    other => {
-                        assert!(message.is_request(), "{other:?}");
-                        "timeout".to_owned()
-                    }
+        let told = std::iter::from_fn(|| self.node.local_service.poll_transmit()).map(|transmit| {
+            let Transmit::Message(message) = transmit else {
+                return "nudge".to_owned();
+            };
+            let message = messages(message.as_ref()).next().unwrap().unwrap();
+            match Answer::parse(&message) {
+                Ok(Answer::Gid(gid)) => format!("{} is {gid}", message.seq().0),
+                other => {
+                    assert!(message.is_request(), "{other:?}");
+                    "timeout".to_owned()
                 }
-            });
+            }
+        });
         told.collect::<Vec<_>>().join(", ")
     }
 }
@@ -602,4 +607,68 @@ fn ip(text: &str) -> IpAddr {
 
 fn gid(text: &str) -> Gid {
     text.parse().unwrap()
+}
+
+const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
+const EGRESS: IfIndex = IfIndex::MIN;
+
+/// Performs the actions for which there is `room`; routes and sockets exist, addresses do not.
+fn done(node: &mut Node, local_service: bool) -> Vec<Output> {
+    let mut done = Vec::new();
+    node.handle_timeout(NOW);
+    while let Some(output) = node.poll(Room { local_service }) {
+        match output {
+            Output::View(local_view::Request::Dump(Subject::Node)) => {
+                for input in [local_view::Input::DumpStarted, local_view::Input::DumpDone] {
+                    node.handle_input(NOW, Input::View(input));
+                }
+                node.handle_timeout(NOW);
+            }
+            Output::Client(client::Output::Socket(SocketEvent::Open(socket))) => {
+                let input = client::Input::SocketOpened { socket };
+                node.handle_input(NOW, Input::Client(input));
+            }
+            Output::Client(client::Output::Route(candidate)) => {
+                let next_hop = "10.1.0.254".parse().unwrap();
+                let route = Some(Route { ifindex: EGRESS, next_hop });
+                let input = client::Input::Route { candidate, route };
+                node.handle_input(NOW, Input::Client(input));
+            }
+            output => done.push(output),
+        }
+    }
+    done
+}
+
+#[test]
+fn nudge_without_an_interface_is_postponed_until_the_interfaces_are_known() {
+    let mut node = Node::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
+    assert_eq!(node.nudge_without_place(), Nudged::Postponed);
+    for input in [local_view::Input::DumpStarted, local_view::Input::DumpDone] {
+        node.handle_input(NOW, Input::View(input));
+    }
+    assert_eq!(node.nudge_without_place(), Nudged::Failed);
+}
+
+#[test]
+fn full_kernel_socket_holds_back_only_outputs_for_the_kernel() {
+    let mut node = Node::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
+    let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
+    node.handle_input(NOW, Input::LocalService(opened));
+    let target = "10.2.0.5".parse().unwrap();
+    let request = Request::ResolveIp(ResolveIp { ifindex: EGRESS, target }).emit(Seq(1));
+    let bytes = request.as_ref();
+    let input = local_service::Input::Datagram { sender: Sender::Kernel, bytes, cut: false };
+    node.handle_input(NOW, Input::LocalService(input));
+    node.handle_input(NOW, Input::LocalService(local_service::Input::Drained));
+    let without_room = done(&mut node, false);
+    let [Output::View(_), Output::Client(client::Output::Query(query))] = without_room.as_slice()
+    else {
+        panic!("{without_room:?}")
+    };
+    assert_eq!(query.to.ip(), target);
+    let with_room = done(&mut node, true);
+    let told = with_room.as_slice();
+    let [Output::LocalService(Transmit::Message(_)), last] = told else { panic!("{told:?}") };
+    assert_eq!(last, &Output::LocalService(Transmit::Nudge(Nudge::IfQuiet)));
 }

@@ -5,7 +5,7 @@
 use ibarr_common::ib::{DeviceName, Lid, PKey, PathRecord, PortNum, QosClass, ServiceId, Sl};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::ls::{PathUse, ResolvePath};
-use ibarr_common::wire::sa::{self as wire, Refusal};
+use ibarr_common::wire::sa::{self as wire, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
 use super::*;
@@ -81,7 +81,7 @@ impl Rig {
         answer: impl Fn(&wire::Question) -> Option<wire::Answer>,
     ) -> Vec<PathQuestion> {
         let mut asked = Vec::new();
-        while let Some(transmit) = self.cores.paths.poll_transmit() {
+        while let Some(transmit) = self.node.paths.poll_transmit() {
             assert_eq!(transmit.port, PORT);
             let request = wire::Request::parse(transmit.mad.as_ref()).unwrap();
             if let wire::Question::Path(question) = request.question {
@@ -100,8 +100,8 @@ impl Rig {
     /// The answers as the kernel receives them.
     fn told_paths(&mut self) -> Vec<Told> {
         let mut told = Vec::new();
-        while let Some(transmit) = self.cores.local_service.poll_transmit() {
-            let local_service::Transmit::Message(message) = transmit else { continue };
+        while let Some(transmit) = self.node.local_service.poll_transmit() {
+            let Transmit::Message(message) = transmit else { continue };
             let message = messages(message.as_ref()).next().unwrap().unwrap();
             let Seq(seq) = message.seq();
             told.push(match Answer::parse(&message).unwrap() {
@@ -200,7 +200,7 @@ fn no_record_is_final_and_silence_is_not() {
     // The kernel's own time-out is at 3 s.
     rig.pass(Duration::from_millis(1));
     assert_eq!(rig.told_paths(), [(7 - seq, Some(vec![]))]);
-    let counters = rig.cores.local_service.counters();
+    let counters = rig.node.local_service.counters();
     assert_eq!(counters.get(Counter::PathsNone), 2);
     assert_eq!(counters.get(Counter::PathsSilent), 1);
 }
@@ -221,7 +221,7 @@ fn kernel_is_left_few_of_many_unanswered_requests() {
     }
     // In 20 s, there are less than four seconds from one to the next.
     assert!((3..=20 / 3).contains(&left), "{left} left to the kernel");
-    let counters = rig.cores.local_service.counters();
+    let counters = rig.node.local_service.counters();
     assert_eq!(counters.get(Counter::PathsSilent), u64::from(left));
     assert!(counters.get(Counter::PathsSpared) >= 150);
 }
@@ -244,11 +244,11 @@ fn waiting_path_requests_go_to_the_sa_when_the_daemon_ends() {
     rig.asks_path(1, request());
     rig.sa(|_| None);
     rig.tell(Input::LocalService(local_service::Input::Stop));
-    let Some(local_service::Transmit::Message(_)) = rig.cores.local_service.poll_transmit() else {
+    let Some(Transmit::Message(_)) = rig.node.local_service.poll_transmit() else {
         panic!("the time-out is given back first")
     };
     assert_eq!(rig.told_paths(), [(1, None)]);
-    assert_eq!(rig.cores.local_service.load().paths, 0);
+    assert_eq!(rig.node.local_service.load().paths, 0);
 }
 
 #[test]
@@ -256,27 +256,23 @@ fn users_requests_are_separate_from_the_kernels() {
     let mut rig = Rig::with_port();
     rig.asks_path(0, request());
     let asked = rig.sa(path(0));
-    let request = PathRequest {
-        id: UserRequest::Control(0),
-        user: User(7),
-        port: port(),
-        question: asked[0].into(),
-        deadline: rig.now + Duration::from_secs(1),
-    };
+    let deadline = rig.now + Duration::from_secs(1);
+    let id = UserRequest::Control(0);
+    let request = PathRequest::of_user(id, User(7), port(), asked[0], deadline);
     rig.tell(Input::ResolvePath(request));
     let outcome =
         paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Cache };
     let id = UserRequest::Control(0);
-    assert_eq!(rig.resolver.poll_event(), Some(Event::PathAnswered { id, outcome }));
+    assert_eq!(rig.node.outputs.pop_front(), Some(Output::PathAnswered { id, outcome }));
     assert_eq!(rig.told_paths().len(), 1);
 
     // Past the cache.
     let request = PathRequest { question: Sought::Fresh(asked[0]), ..request };
     rig.tell(Input::ResolvePath(request));
-    assert_eq!(rig.resolver.poll_event(), None);
+    assert_eq!(rig.node.outputs.pop_front(), None);
     assert_eq!(rig.sa(path(0)), asked);
     let outcome = paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Sa };
-    assert_eq!(rig.resolver.poll_event(), Some(Event::PathAnswered { id, outcome }));
+    assert_eq!(rig.node.outputs.pop_front(), Some(Output::PathAnswered { id, outcome }));
 }
 
 #[test]
@@ -287,11 +283,10 @@ fn remembered_paths_cost_a_user_nothing_of_its_share() {
     let deadline = rig.now + Duration::from_secs(1);
     for n in 0..10 * u64::from(PATHS.burst) {
         let id = UserRequest::Control(n);
-        let (user, port, question) = (User(7), port(), question.into());
-        let request = PathRequest { id, user, port, question, deadline };
+        let request = PathRequest::of_user(id, User(7), port(), question, deadline);
         rig.tell(Input::ResolvePath(request));
-        let answered = rig.resolver.poll_event();
-        assert!(matches!(answered, Some(Event::PathAnswered { id: of, .. }) if of == id));
+        let answered = rig.node.outputs.pop_front();
+        assert!(matches!(answered, Some(Output::PathAnswered { id: of, .. }) if of == id));
     }
 }
 
@@ -306,8 +301,7 @@ fn user_with_many_path_requests_is_held_to_its_rate() {
         let dgid = gid(&format!("fec0:0:22:2::{id:x}"));
         let question = PathQuestion { dgid, ..of_kernel };
         let id = UserRequest::Control(id.into());
-        let (user, port, question) = (User(7), port(), question.into());
-        let request = PathRequest { id, user, port, question, deadline };
+        let request = PathRequest::of_user(id, User(7), port(), question, deadline);
         rig.tell(Input::ResolvePath(request));
     }
     let mut asked = 0;
