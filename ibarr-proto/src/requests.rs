@@ -107,7 +107,6 @@ pub struct PathRequest {
 /// What a caller asks, and what other cores have found.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
-#[expect(clippy::large_enum_variant, reason = "passed where it is made, and never stored")]
 pub enum Input {
     /// This node knows its own addresses.
     Known,
@@ -183,7 +182,7 @@ impl Requests {
                     self.early.insert(id, request);
                 }
                 (Caller::Kernel | Caller::Acm(_), _) => {
-                    self.events.push_back(Event::LookUp(request))
+                    self.events.push_back(Event::LookUp(request));
                 }
                 (Caller::Control(user), _) => self.offer(now, user, request),
             },

@@ -2,7 +2,7 @@
 
 //! The kernel's side: receives the requests of the RDMA core over netlink
 //! ([`ibarr_common::wire::ls`]), handles each once, and sends the answers. The
-//! [`resolver`](crate::resolver) finds the answers.
+//! [`node`](crate::node) finds the answers.
 //!
 //! **An answer does not wake the caller** (`ib_nl_process_ip_rsep` in
 //! drivers/infiniband/core/addr.c): the kernel looks at it when the caller's time-out expires, or
@@ -168,7 +168,7 @@ impl LocalService {
         }
     }
 
-    /// The resolver has finished its search.
+    /// The search has ended.
     pub fn answered(&mut self, now: Instant, flight: KernelRequest, outcome: Outcome) {
         self.advance(now);
         // The request may have ended meanwhile.
@@ -195,7 +195,7 @@ impl LocalService {
         self.requests.rest(seq, rest_as, until);
     }
 
-    /// The resolver has finished its search for a path; whether the request is `left` to the kernel, which then asks
+    /// The search for a path has ended; whether the request is `left` to the kernel, which then asks
     /// the SA.
     pub fn path_answered(
         &mut self,
@@ -273,7 +273,7 @@ impl LocalService {
         Some(Transmit::Nudge(nudge))
     }
 
-    /// The next event for the resolver.
+    /// The next event for the node.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }

@@ -44,7 +44,7 @@ pub(super) struct Request {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum State {
-    /// The resolver searches for the answer.
+    /// Its answer is being looked for.
     Sought(KernelRequest),
     /// The search failed; it is tried again when due. After the deadline the request is counted
     /// under `why`.

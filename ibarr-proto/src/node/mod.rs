@@ -54,6 +54,7 @@ pub struct Node {
 }
 
 /// What one core has for another one.
+#[derive(Clone, Copy, Debug)]
 enum Event {
     Requests(requests::Event),
     Client(client::Answered),

@@ -315,6 +315,7 @@ impl PortEvent {
 
 /// A change of this node's ports that other cores need to know.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub enum PortChange {
     /// A port exists, has changed, or is gone.
     Facts,
@@ -322,7 +323,6 @@ pub enum PortChange {
     Subnet {
         /// No longer the prefix of its subnet.
         before: SubnetPrefix,
-        /// The new one.
         after: SubnetPrefix,
     },
 }

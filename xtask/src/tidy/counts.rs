@@ -22,7 +22,7 @@ const CORES: [&str; 10] = [
     "local_service",
     "local_view",
     "paths",
-    "resolver",
+    "requests",
     "responder",
     "sa",
     "trace",
@@ -30,7 +30,7 @@ const CORES: [&str; 10] = [
 
 /// The cores themselves, and what is lent in their place.
 const STATES: [&str; 9] =
-    ["Acm", "Client", "Local", "LocalService", "LocalView", "Paths", "Resolver", "Server", "Trace"];
+    ["Acm", "Client", "Local", "LocalService", "LocalView", "Paths", "Requests", "Server", "Trace"];
 
 /// What a core calls its modules of types.
 const MODULES: [&str; 7] = ["as", "client", "neighbours", "routing", "rules", "self", "server"];

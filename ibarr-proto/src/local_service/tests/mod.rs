@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The kernel's side as a whole; the test plays kernel and resolver. Long because it is the table of its
+//! The kernel's side as a whole; the test plays kernel and node. Long because it is the table of its
 //! behaviour; each case stands alone.
 
 mod crowd;

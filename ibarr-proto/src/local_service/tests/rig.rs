@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A core whose socket and resolver the test plays.
+//! A core whose socket and node the test plays.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -77,7 +77,7 @@ impl Rig {
         self.tell(Input::Drained);
     }
 
-    /// The resolver ends the oldest search for `target`.
+    /// The node ends the oldest search for `target`.
     pub(super) fn finds(&mut self, target: &str, outcome: Outcome) {
         let at = self.wanted.iter().position(|(_, wanted)| wanted == target);
         let (flight, _) = self.wanted.remove(at.expect("it is wanted"));
