@@ -35,7 +35,7 @@ pub struct LookupId(pub(crate) u64);
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct KernelRequest(pub(crate) u64);
 
-/// Who asks.
+/// Who asks, with the form that it has in documents.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[cfg_attr(
     feature = "serde",

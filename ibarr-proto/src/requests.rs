@@ -362,7 +362,7 @@ impl AddressRequest {
 }
 
 impl PathRequest {
-    /// A user asks.
+    /// What a user of this node asks.
     pub fn of_user(
         id: UserRequest,
         user: User,

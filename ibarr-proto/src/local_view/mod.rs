@@ -110,7 +110,7 @@ pub struct LocalView {
     reread_routes: Reread,
     confirmed_at: Option<Instant>,
     routes_confirmed: RoutesConfirmed,
-    /// See [`Self::poll_egresses`].
+    /// Since the last [`Self::poll_egresses`].
     has_network_changed: bool,
     counters: Counters<Counter>,
 }

@@ -256,7 +256,7 @@ impl Client {
         })
     }
 
-    /// The next answer.
+    /// The next answer to a request.
     pub fn poll_event(&mut self) -> Option<Answered> {
         self.answered.pop_front()
     }

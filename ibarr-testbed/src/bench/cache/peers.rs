@@ -69,13 +69,12 @@ fn answer(client: &mut Client, question: Question) -> Result<()> {
                 client.handle_input(START, Input::SocketOpened { socket });
                 continue;
             }
-            Some(Output::Socket(SocketEvent::Close(_))) => continue,
             Some(Output::Route(candidate)) => {
                 let route = Some(Route { ifindex, next_hop: gateway });
                 client.handle_input(START, Input::Route { candidate, route });
                 continue;
             }
-            Some(Output::Neighbour(..)) => continue,
+            Some(Output::Neighbour(..) | Output::Socket(SocketEvent::Close(_))) => continue,
             Some(Output::Query(query)) => query,
             None => break,
         };
