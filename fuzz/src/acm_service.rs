@@ -5,15 +5,18 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, Lid, PKey, PathRecord};
+use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum};
 use ibarr_common::wire::acm::{
     self, Address, Ask as Wanted, MAX_REQUEST_LEN, Name, Of, Reply, Request, Resolve, Tid,
 };
 use ibarr_common::wire::path_record::PathRecordWire;
-use ibarr_proto::acm::{Acm, Ask, ClientId, Config, Hosts, Input, NAMES as LOOK_UPS, Output};
-use ibarr_proto::paths;
+use ibarr_proto::acm::{
+    Acm, Answer, Ask, ClientId, Config, Event, Hosts, Input, NAMES as LOOK_UPS, NoStart, Output,
+};
+use ibarr_proto::paths::{self, PortName, Sought};
 use ibarr_proto::places::Room;
-use ibarr_proto::request::{LookupId, Outcome, Source};
+use ibarr_proto::request::{LookupId, Outcome, RequestId, Source, UserRequest};
+use ibarr_proto::requests::{AddressRequest, PathRequest};
 use ibarr_proto::shares::User;
 
 use crate::script::Script;
@@ -49,7 +52,7 @@ struct World {
     core: Acm,
     clients: BTreeMap<ClientId, Client>,
     connected: u64,
-    asks: Vec<Ask>,
+    events: Vec<Event>,
     /// Names that are looked up.
     names: Vec<Name>,
     /// Searches of which the core has spoken.
@@ -69,7 +72,7 @@ impl World {
             core: Acm::new(CONFIG),
             clients: BTreeMap::new(),
             connected: 0,
-            asks: Vec::new(),
+            events: Vec::new(),
             names: Vec::new(),
             searches: Vec::new(),
         }
@@ -184,17 +187,13 @@ impl World {
 
     /// Answers a question of the core, or one that it has not asked, sometimes twice.
     fn answer(&mut self, script: &mut Script<'_>) {
-        let Some(ask) = script.choose(&self.asks) else { return };
+        let Some(event) = script.choose(&self.events) else { return };
         if !script.byte().is_multiple_of(8) {
-            self.asks.retain(|waiting| *waiting != ask);
+            self.events.retain(|waiting| *waiting != event);
         }
-        match ask {
-            Ask::Source { id, .. } => {
-                let sgid = (!script.byte().is_multiple_of(4)).then(|| gid(script));
-                self.core.partition_of_source(id, Some(PKey::DEFAULT));
-                self.core.gid_of_source(id, sgid);
-            }
-            Ask::Gid { id, .. } => {
+        let input = match event {
+            Event::Ask { id, ask } => Input::Answer { id, answer: World::about_node(ask, script) },
+            Event::Address(request) => {
                 let outcome = match script.byte() % 8 {
                     0 => Outcome::NotFound,
                     1 => Outcome::TimedOut,
@@ -202,40 +201,50 @@ impl World {
                     3 => Outcome::Unreachable,
                     _ => Outcome::Found { gid: gid(script), source: Source::Peer },
                 };
-                self.core.gid_of_target(id, outcome);
+                Input::Address { id: search(request.id), outcome }
             }
-            Ask::Path { id, .. } => {
+            Event::Path(request) => {
                 let outcome = match script.byte() % 8 {
-                    0 => None,
-                    1 => Some(paths::Outcome::Silent),
-                    2 => Some(paths::Outcome::NoSa),
-                    3 => Some(paths::Outcome::Overloaded),
+                    0 => paths::Outcome::NoRecord { source: paths::Source::Sa },
+                    1 => paths::Outcome::Silent,
+                    2 => paths::Outcome::NoSa,
+                    3 => paths::Outcome::Overloaded,
                     _ => {
                         let record = PathRecord::from_octets([script.byte(); PathRecord::LEN]);
-                        Some(paths::Outcome::Found { record, source: paths::Source::Sa })
+                        paths::Outcome::Found { record, source: paths::Source::Sa }
                     }
                 };
-                self.core.path(id, outcome);
+                Input::Path { id: search(request.id), outcome }
             }
-            Ask::Endpoint { id, .. } => self.core.endpoint(id, None),
-        }
-        self.listen();
+        };
+        self.input(input);
     }
 
-    /// What the node may do with a question beside answering it.
+    fn about_node(ask: Ask, script: &mut Script<'_>) -> Answer {
+        match (script.byte() % 8, ask) {
+            (0, ask) => Answer::NotYet(ask),
+            (kind, Ask::Source(_)) => {
+                Answer::Source { gid: (kind > 2).then(|| gid(script)), pkey: Some(PKey::DEFAULT) }
+            }
+            (1, Ask::Start { .. }) => Answer::Start(Err(NoStart::NoSource)),
+            (2, Ask::Start { .. }) => Answer::Start(Err(NoStart::SeveralPorts)),
+            (_, Ask::Start { known, asks_sa, .. }) => {
+                let device = "mlx5_0".parse().expect("a name");
+                let port = PortName { device, port: PortNum::new(1).expect("not 0") };
+                Answer::Start(Ok((port, if asks_sa { Sought::Known(known) } else { known.into() })))
+            }
+            (_, Ask::Endpoint { .. }) => Answer::Endpoint(None),
+        }
+    }
+
+    /// What the node may say beside the answers.
     fn meddle(&mut self, script: &mut Script<'_>) {
         let Some(any) = script.choose(&self.searches) else { return };
-        let ask = script.choose(&self.asks);
-        match (script.byte() % 4, ask) {
-            (0, Some(ask)) => {
-                self.asks.retain(|waiting| *waiting != ask);
-                self.core.park(ask);
-            }
-            (1, _) => self.core.ask_again(),
-            (2, _) => self.core.not_remembered(any),
-            _ => drop(self.core.is_in_vain(any)),
-        }
-        self.listen();
+        self.input(if script.byte().is_multiple_of(2) {
+            Input::NodeChanged
+        } else {
+            Input::NotRemembered(any)
+        });
     }
 
     fn pass(&mut self, time: Duration) {
@@ -254,9 +263,14 @@ impl World {
     }
 
     fn listen(&mut self) {
-        while let Some(ask) = self.core.poll_ask() {
-            self.searches.push(search_of(&ask));
-            self.asks.push(ask);
+        while let Some(event) = self.core.poll_event() {
+            self.searches.push(match event {
+                Event::Ask { id, .. } => id,
+                Event::Address(AddressRequest { id, .. }) | Event::Path(PathRequest { id, .. }) => {
+                    search(id)
+                }
+            });
+            self.events.push(event);
         }
         while let Some(output) = self.core.poll_output() {
             match output {
@@ -337,13 +351,9 @@ fn gid(script: &mut Script<'_>) -> Gid {
     Gid::new(octets).expect("a port's")
 }
 
-fn search_of(ask: &Ask) -> LookupId {
-    match ask {
-        Ask::Source { id, .. }
-        | Ask::Gid { id, .. }
-        | Ask::Path { id, .. }
-        | Ask::Endpoint { id, .. } => *id,
-    }
+fn search(id: RequestId) -> LookupId {
+    let RequestId::User(UserRequest::Acm(id)) = id else { panic!("{id:?} is no client's") };
+    id
 }
 
 /// The list of the administrator.

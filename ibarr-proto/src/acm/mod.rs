@@ -26,22 +26,24 @@ use core::net::IpAddr;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, PKey};
 use ibarr_common::wire::acm::{
-    Address, Ask as Wanted, Counters as Seven, Error, Name, Of, Reply, Request, Resolve, Status,
-    refusal,
+    Address, Ask as Wanted, Error, Name, Of, Reply, Request, Resolve, Status, refusal,
 };
 use ibarr_common::wire::ls::PathUse;
 use ibarr_common::wire::sa::PathQuery;
 
-pub use self::endpoints::{Found, addresses, find};
+use self::endpoints::seven;
 pub use self::hosts::Hosts;
 pub use self::names::NAMES;
 use self::names::{Addresses, Names};
-pub use self::types::{Ask, ClientId, Config, Counter, Input, Output, Transmit, Which};
+pub use self::types::{
+    Answer, Ask, ClientId, Config, Counter, Event, Found, Input, NoStart, Output, Transmit, Which,
+};
 use crate::counters::Counters;
 use crate::ip2gid::Question;
-use crate::paths::{self, PortName};
+use crate::paths::{self, PortName, Sought};
 use crate::places::Places;
-use crate::request::{self, LookupId, Outcome};
+use crate::request::{self, LookupId, Outcome, UserRequest};
+use crate::requests::{AddressRequest, PathRequest};
 use crate::shares::User;
 use crate::timer::Timers;
 
@@ -59,9 +61,9 @@ pub struct Acm {
     hosts: Hosts,
     names: Names,
     next: u64,
-    asks: VecDeque<Ask>,
+    events: VecDeque<Event>,
     /// Questions that cannot be answered before the node knows more of itself.
-    parked: BTreeMap<LookupId, Ask>,
+    early: BTreeMap<LookupId, Ask>,
     outputs: VecDeque<Output>,
     counters: Counters<Counter>,
     /// Those of searches by a port of this node.
@@ -143,8 +145,8 @@ impl Acm {
             hosts: Hosts::default(),
             names: Names::default(),
             next: 0,
-            asks: VecDeque::new(),
-            parked: BTreeMap::new(),
+            events: VecDeque::new(),
+            early: BTreeMap::new(),
             outputs: VecDeque::new(),
             counters: Counters::default(),
             by_port: BTreeMap::new(),
@@ -172,7 +174,7 @@ impl Acm {
         &self.hosts
     }
 
-    /// Takes an input. [`Self::poll_ask`] follows.
+    /// Takes an input. [`Self::poll_event`] follows.
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         match input {
             Input::Connected { client, user } => self.connected(client, user),
@@ -189,6 +191,14 @@ impl Acm {
             }
             Input::Source { lookup, source } => self.routed(lookup, source),
             Input::Addresses { name, addresses } => self.named(now, name, addresses),
+            Input::Answer { id, answer } => self.answered(id, answer),
+            Input::Address { id, outcome } => self.gid_of_target(id, outcome),
+            Input::Path { id, outcome } => self.path(id, outcome),
+            Input::NotRemembered(id) => self.not_remembered(id),
+            Input::NodeChanged => {
+                let early = mem::take(&mut self.early).into_iter();
+                self.events.extend(early.map(|(id, ask)| Event::Ask { id, ask }));
+            }
             Input::Stop => {
                 for id in self.lookups.keys().copied().collect::<Vec<_>>() {
                     self.refuse(id, Status::NotConnected);
@@ -217,21 +227,9 @@ impl Acm {
         next.into_iter().flatten().min()
     }
 
-    /// The next question for another core.
-    pub fn poll_ask(&mut self) -> Option<Ask> {
-        self.asks.pop_front()
-    }
-
-    /// Keeps a question until [`Self::ask_again`], because the node does not know itself yet.
-    pub fn park(&mut self, ask: Ask) {
-        if self.lookups.contains_key(&ask.id()) {
-            self.parked.insert(ask.id(), ask);
-        }
-    }
-
-    /// The node knows more of itself. [`Self::poll_ask`] follows.
-    pub fn ask_again(&mut self) {
-        self.asks.extend(mem::take(&mut self.parked).into_values());
+    /// The next event for another core.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
     }
 
     /// The next action for the driver.
@@ -249,8 +247,25 @@ impl Acm {
         (self.clients.len(), self.clients.values().filter(|it| it.waits_for.is_some()).count())
     }
 
-    /// The GID of a source or of a destination; `None` if this node does not have the source.
-    pub fn gid_of_source(&mut self, id: LookupId, sgid: Option<Gid>) {
+    fn ask(&mut self, id: LookupId, ask: Ask) {
+        self.events.push_back(Event::Ask { id, ask });
+    }
+
+    fn answered(&mut self, id: LookupId, answer: Answer) {
+        let Some(lookup) = self.lookups.get_mut(&id) else { return };
+        match answer {
+            Answer::NotYet(ask) => drop(self.early.insert(id, ask)),
+            Answer::Source { gid, pkey } => {
+                lookup.partition = pkey;
+                self.gid_of_source(id, gid);
+            }
+            Answer::Start(start) => self.starts(id, start),
+            Answer::Endpoint(found) => self.endpoint(id, found),
+        }
+    }
+
+    /// The GID of the source; `None` if this node does not have the source.
+    fn gid_of_source(&mut self, id: LookupId, sgid: Option<Gid>) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         let (Known::Target(target), Some(sgid)) = (lookup.known, sgid) else {
             return self.refuse(id, Status::SourceAddress);
@@ -263,16 +278,15 @@ impl Acm {
         };
         lookup.known = Known::Source { sgid };
         let Lookup { user, deadline, .. } = **lookup;
-        match Question::new(target, None) {
-            Some(question) => {
-                self.asks.push_back(Ask::Gid { id, user, question, deadline });
-            }
-            None => self.refuse(id, Status::DestinationAddress),
-        }
+        let Some(question) = Question::new(target, None) else {
+            return self.refuse(id, Status::DestinationAddress);
+        };
+        let listed = self.hosts.gid_of(&Address::Ip(target));
+        let request = AddressRequest::of_user(UserRequest::Acm(id), user, question, deadline);
+        self.events.push_back(Event::Address(AddressRequest { listed, ..request }));
     }
 
-    /// The answer to [`Ask::Gid`].
-    pub fn gid_of_target(&mut self, id: LookupId, outcome: Outcome) {
+    fn gid_of_target(&mut self, id: LookupId, outcome: Outcome) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         let Known::Source { sgid } = lookup.known else { return };
         let dgid = match outcome {
@@ -294,22 +308,36 @@ impl Acm {
         self.seek(id, Some(sgid), Some(dgid));
     }
 
-    /// The path is asked for by this port.
-    pub fn starts_at(&mut self, id: LookupId, port: PortName) {
-        let Some(lookup) = self.lookups.get_mut(&id).filter(|it| it.port.is_none()) else { return };
-        lookup.port = Some(port);
-        let address = lookup.address;
-        self.count_by(Some(port), Counter::Requests);
-        if let Some(address) = address {
-            self.count_by(Some(port), address);
+    fn starts(&mut self, id: LookupId, start: Result<(PortName, Sought), NoStart>) {
+        let Some(lookup) = self.lookups.get_mut(&id) else { return };
+        let (port, question) = match start {
+            Ok(start) => start,
+            Err(NoStart::NoSource) => return self.refuse(id, Status::SourceAddress),
+            Err(NoStart::SeveralPorts) => return self.refuse(id, Status::DestinationType),
+        };
+        let Lookup { user, deadline, address, .. } = **lookup;
+        let is_first = lookup.port.replace(port).is_none();
+        if is_first {
+            self.count_by(Some(port), Counter::Requests);
+            if let Some(address) = address {
+                self.count_by(Some(port), address);
+            }
         }
+        if matches!(question, Sought::Known(_)) {
+            self.not_remembered(id);
+            // Nothing would be remembered of the answer, so a search without a client would be in vain.
+            if self.lookups.get(&id).is_some_and(|lookup| lookup.client.is_none()) {
+                return drop(self.forget(id));
+            }
+        }
+        let request = PathRequest::of_user(UserRequest::Acm(id), user, port, question, deadline);
+        self.events.push_back(Event::Path(request));
     }
 
-    /// The answer to [`Ask::Path`]; `None` if no port of this node has the source.
-    pub fn path(&mut self, id: LookupId, outcome: Option<paths::Outcome>) {
+    fn path(&mut self, id: LookupId, outcome: paths::Outcome) {
         use paths::{Outcome, Source};
         let status = match outcome {
-            Some(Outcome::Found { record, source }) => {
+            Outcome::Found { record, source } => {
                 self.count(
                     id,
                     match source {
@@ -323,45 +351,22 @@ impl Acm {
                     Reply::Paths(paths::records(path_use, record), lookup.chosen)
                 });
             }
-            Some(Outcome::NoRecord { .. } | Outcome::Refused(_)) => Status::NoData,
-            Some(Outcome::Silent | Outcome::Busy) => Status::TimedOut,
-            Some(Outcome::NoSa) => Status::NotConnected,
-            Some(Outcome::Overloaded) => Status::NoMemory,
-            Some(Outcome::UnknownPort) | None => Status::SourceAddress,
+            Outcome::NoRecord { .. } | Outcome::Refused(_) => Status::NoData,
+            Outcome::Silent | Outcome::Busy => Status::TimedOut,
+            Outcome::NoSa => Status::NotConnected,
+            Outcome::Overloaded => Status::NoMemory,
+            Outcome::UnknownPort => Status::SourceAddress,
         };
         self.refuse(id, status);
     }
 
-    /// The answer to [`Ask::Path`] for a name alone, if the path could start at several ports. ibacm answers no such
-    /// question.
-    pub fn could_start_elsewhere(&mut self, id: LookupId) {
-        self.refuse(id, Status::DestinationType);
-    }
-
-    /// The answer is not remembered, so another core asks for it. A client that does not wait gets that as
-    /// its reply, and the search goes on.
-    pub fn not_remembered(&mut self, id: LookupId) {
+    /// A client that does not wait gets that as its reply, and the search goes on.
+    fn not_remembered(&mut self, id: LookupId) {
         let lookup = self.lookups.get_mut(&id).filter(|lookup| lookup.is_from_memory);
         if let Some((client, request)) = lookup.and_then(|lookup| lookup.client.take()) {
             self.count(id, Counter::NotRemembered);
             self.reply(client, &request, &Reply::Refused(Status::NoData));
         }
-    }
-
-    /// The partition of a source's interface, before its GID.
-    pub fn partition_of_source(&mut self, id: LookupId, pkey: Option<PKey>) {
-        if let Some(lookup) = self.lookups.get_mut(&id) {
-            lookup.partition = pkey;
-        }
-    }
-
-    /// Nothing would be remembered of the answer. Ends a search without a client, and returns whether it has.
-    pub fn is_in_vain(&mut self, id: LookupId) -> bool {
-        let has_client = self.lookups.get(&id).is_some_and(|lookup| lookup.client.is_some());
-        if !has_client {
-            self.forget(id);
-        }
-        !has_client
     }
 
     fn connected(&mut self, client: ClientId, user: User) {
@@ -492,7 +497,7 @@ impl Acm {
         match source {
             Some(source) => {
                 lookup.chosen = Some(Address::Ip(source));
-                self.asks.push_back(Ask::Source { id, source });
+                self.ask(id, Ask::Source(source));
             }
             None => self.refuse(id, Status::DestinationAddress),
         }
@@ -515,11 +520,11 @@ impl Acm {
         if let Some(pkey) = lookup.partition {
             known = known.in_partition(pkey);
         }
-        let Lookup { user, deadline, asks_sa, .. } = **lookup;
+        let asks_sa = lookup.asks_sa;
         if known.dgid().is_none() && known.dlid().is_none() && !asks_sa {
             return self.refuse(id, Status::DestinationAddress);
         }
-        self.asks.push_back(Ask::Path { id, user, known, is_named, asks_sa, deadline });
+        self.ask(id, Ask::Start { known, is_named, asks_sa });
     }
 
     fn refuse(&mut self, id: LookupId, status: Status) {
@@ -544,7 +549,7 @@ impl Acm {
     }
 
     fn forget(&mut self, id: LookupId) -> Option<Box<Lookup>> {
-        self.parked.remove(&id);
+        self.early.remove(&id);
         let lookup = self.lookups.remove(&id)?;
         for name in lookup.known.names() {
             self.names.leave(&name, id);
@@ -582,18 +587,5 @@ impl Acm {
         if let Some(port) = port {
             self.by_port.entry(port).or_default().count(counter);
         }
-    }
-}
-
-fn seven(counters: &Counters<Counter>) -> Seven {
-    let count = |counter| counters.get(counter).into();
-    Seven {
-        errors: count(Counter::Failed),
-        resolved: count(Counter::Requests),
-        no_data: count(Counter::NoData),
-        address_queries: count(Counter::AddressFromPeer),
-        address_cache: count(Counter::AddressFromMemory),
-        route_queries: count(Counter::PathFromSa),
-        route_cache: count(Counter::PathFromMemory),
     }
 }

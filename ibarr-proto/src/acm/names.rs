@@ -136,12 +136,12 @@ impl Acm {
             }
             (Some(End::Addresses(Addresses { first: source, .. })), End::Gid(dgid)) => {
                 lookup.known = Known::Target(Target::Gid(dgid));
-                self.asks.push_back(Ask::Source { id, source });
+                self.ask(id, Ask::Source(source));
             }
             (Some(End::Addresses(sources)), End::Addresses(targets)) => {
                 let (source, target) = sources.pair(targets);
                 lookup.known = Known::Target(Target::Ip(target));
-                self.asks.push_back(Ask::Source { id, source });
+                self.ask(id, Ask::Source(source));
             }
             (Some(End::Name(_)), _) | (_, End::Name(_)) => {}
         }

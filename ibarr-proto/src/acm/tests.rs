@@ -5,8 +5,8 @@ mod whole;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ibarr_common::ib::PathRecord;
-use ibarr_common::wire::acm::{MAX_REQUEST_LEN, Name, Tid};
+use ibarr_common::ib::{PathRecord, PortNum};
+use ibarr_common::wire::acm::{Counters as Seven, MAX_REQUEST_LEN, Name, Tid};
 use ibarr_common::wire::path_record::PathRecordWire;
 use proptest::prelude::*;
 
@@ -55,6 +55,10 @@ impl Rig {
         self.acm.handle_input(self.now, Input::Message { client, bytes });
     }
 
+    fn answer(&mut self, id: LookupId, answer: Answer) {
+        self.acm.handle_input(self.now, Input::Answer { id, answer });
+    }
+
     fn resolve(&mut self, resolve: Resolve) {
         self.ask(CLIENT, Wanted::Resolve(resolve));
     }
@@ -83,11 +87,16 @@ impl Rig {
         let Some(Output::Route { id, .. }) = self.acm.poll_output() else { panic!() };
         let source = Some(ip("10.1.0.1"));
         self.acm.handle_input(self.now, Input::Source { lookup: id, source });
-        let Some(Ask::Source { source, .. }) = self.acm.poll_ask() else { panic!() };
+        let Some(Event::Ask { ask: Ask::Source(source), .. }) = self.acm.poll_event() else {
+            panic!()
+        };
         assert_eq!(source, ip("10.1.0.1"));
         self.acm.gid_of_source(id, Some(gid("fe80::1")));
-        let Some(Ask::Gid { user, question, .. }) = self.acm.poll_ask() else { panic!() };
-        assert_eq!((user, question.target()), (USER, ip("10.2.0.5")));
+        let Some(Event::Address(AddressRequest { caller, question, .. })) = self.acm.poll_event()
+        else {
+            panic!()
+        };
+        assert_eq!((caller, question.target()), (request::Caller::Acm(USER), ip("10.2.0.5")));
         id
     }
 
@@ -95,7 +104,9 @@ impl Rig {
         let id = self.until_target(resolve);
         let outcome = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Peer };
         self.acm.gid_of_target(id, outcome);
-        let Some(Ask::Path { known, .. }) = self.acm.poll_ask() else { panic!() };
+        let Some(Event::Ask { ask: Ask::Start { known, .. }, .. }) = self.acm.poll_event() else {
+            panic!()
+        };
         assert_eq!((known.sgid(), known.dgid()), (Some(gid("fe80::1")), Some(gid("fe80::5"))));
         id
     }
@@ -109,7 +120,7 @@ fn found() -> paths::Outcome {
 fn address_is_answered_with_paths_and_the_source_that_routing_chose() {
     let mut rig = Rig::new();
     let id = rig.until_path(to("10.2.0.5"));
-    rig.acm.path(id, Some(found()));
+    rig.acm.path(id, found());
     let chosen = Some(Address::Ip(ip("10.1.0.1")));
     let expected = Reply::Paths(paths::records(PathUse::All, RECORD), chosen);
     assert_eq!(rig.told(), Some(expected));
@@ -130,7 +141,7 @@ fn records_of_a_floating_lid_are_contiguous_and_the_chosen_source_follows() {
         ..PathRecord::from_octets([0; 64]).into()
     };
     let outcome = paths::Outcome::Found { record: record.into(), source: paths::Source::Sa };
-    rig.acm.path(id, Some(outcome));
+    rig.acm.path(id, outcome);
     let Some(Output::Reply(Transmit { bytes, .. })) = rig.acm.poll_output() else { panic!() };
     let records = bytes[16..].chunks(72).map(|record| {
         let flags = u32::from_ne_bytes(record[..4].try_into().unwrap());
@@ -146,12 +157,12 @@ fn source_of_the_client_is_kept_and_not_repeated() {
     let mut rig = Rig::new();
     let source = Some(Address::Ip(ip("10.1.0.2")));
     rig.resolve(Resolve::to(source, Address::Ip(ip("10.2.0.5"))));
-    let Some(Ask::Source { id, source }) = rig.acm.poll_ask() else { panic!() };
+    let Some(Event::Ask { id, ask: Ask::Source(source) }) = rig.acm.poll_event() else { panic!() };
     assert_eq!(source, ip("10.1.0.2"));
     rig.acm.gid_of_source(id, Some(gid("fe80::2")));
     let outcome = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Local };
     rig.acm.gid_of_target(id, outcome);
-    rig.acm.path(id, Some(found()));
+    rig.acm.path(id, found());
     let expected = Reply::Paths(paths::records(PathUse::All, RECORD), None);
     assert_eq!(rig.told(), Some(expected));
 }
@@ -162,7 +173,7 @@ fn link_local_destination_is_refused_with_or_without_a_source() {
     for source in [None, Some(Address::Ip(ip("10.1.0.2"))), Some(Address::Ip(ip("fe80::1")))] {
         rig.resolve(Resolve::to(source, Address::Ip(ip("fe80::5"))));
         assert!(rig.is_refused(Status::DestinationAddress), "{source:?}");
-        assert_eq!(rig.acm.poll_ask(), None);
+        assert_eq!(rig.acm.poll_event(), None);
     }
     assert_eq!(rig.acm.counters().get(Counter::LinkLocal), 3);
 }
@@ -173,9 +184,11 @@ fn part_of_a_path_is_completed() {
     let path =
         PathRecordWire { dgid: gid("fe80::5").octets(), ..PathRecord::from_octets([0; 64]).into() };
     rig.resolve(Resolve::along(path.into()));
-    let Some(Ask::Path { id, known, .. }) = rig.acm.poll_ask() else { panic!() };
+    let Some(Event::Ask { id, ask: Ask::Start { known, .. } }) = rig.acm.poll_event() else {
+        panic!()
+    };
     assert_eq!(Some(known), PathQuery::ANY.with_destination(gid("fe80::5")));
-    rig.acm.path(id, Some(found()));
+    rig.acm.path(id, found());
     assert!(matches!(rig.told(), Some(Reply::Paths(_, None))));
     // Without a GID there is nothing to ask for.
     rig.resolve(Resolve::along(PathRecord::from_octets([0; 64])));
@@ -199,19 +212,27 @@ fn each_failure_has_its_status() {
     }
     let source = paths::Source::Sa;
     let cases = [
-        (Some(paths::Outcome::NoRecord { source }), Status::NoData),
-        (Some(paths::Outcome::Refused(None)), Status::NoData),
-        (Some(paths::Outcome::Silent), Status::TimedOut),
-        (Some(paths::Outcome::Busy), Status::TimedOut),
-        (Some(paths::Outcome::NoSa), Status::NotConnected),
-        (Some(paths::Outcome::Overloaded), Status::NoMemory),
-        (Some(paths::Outcome::UnknownPort), Status::SourceAddress),
-        (None, Status::SourceAddress),
+        (paths::Outcome::NoRecord { source }, Status::NoData),
+        (paths::Outcome::Refused(None), Status::NoData),
+        (paths::Outcome::Silent, Status::TimedOut),
+        (paths::Outcome::Busy, Status::TimedOut),
+        (paths::Outcome::NoSa, Status::NotConnected),
+        (paths::Outcome::Overloaded, Status::NoMemory),
+        (paths::Outcome::UnknownPort, Status::SourceAddress),
     ];
     for (outcome, status) in cases {
         let id = rig.until_path(to("10.2.0.5"));
         rig.acm.path(id, outcome);
         assert!(rig.is_refused(status), "{outcome:?}");
+    }
+    let cases = [
+        (NoStart::NoSource, Status::SourceAddress),
+        (NoStart::SeveralPorts, Status::DestinationType),
+    ];
+    for (why, status) in cases {
+        let id = rig.until_path(to("10.2.0.5"));
+        rig.answer(id, Answer::Start(Err(why)));
+        assert!(rig.is_refused(status), "{why:?}");
     }
     rig.resolve(to("10.2.0.5"));
     let Some(Output::Route { id, .. }) = rig.acm.poll_output() else { panic!() };
@@ -227,8 +248,8 @@ fn client_that_does_not_wait_is_told_at_once_and_the_search_goes_on() {
     assert!(rig.is_refused(Status::NoData));
     let outcome = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Peer };
     rig.acm.gid_of_target(id, outcome);
-    assert!(matches!(rig.acm.poll_ask(), Some(Ask::Path { .. })));
-    rig.acm.path(id, Some(found()));
+    assert!(matches!(rig.acm.poll_event(), Some(Event::Ask { ask: Ask::Start { .. }, .. })));
+    rig.acm.path(id, found());
     assert_eq!((rig.told(), rig.acm.poll_timeout()), (None, None));
 }
 
@@ -257,19 +278,19 @@ fn early_question_is_asked_again_and_forgotten_with_its_client() {
     rig.resolve(to("10.2.0.5"));
     let Some(Output::Route { id, .. }) = rig.acm.poll_output() else { panic!() };
     rig.acm.handle_input(NOW, Input::Source { lookup: id, source: Some(ip("10.1.0.1")) });
-    let ask = rig.acm.poll_ask().unwrap();
+    let Some(Event::Ask { ask, .. }) = rig.acm.poll_event() else { panic!() };
     for _ in 0..3 {
-        rig.acm.park(ask);
-        assert_eq!(rig.acm.poll_ask(), None);
-        rig.acm.ask_again();
-        assert_eq!(rig.acm.poll_ask(), Some(ask));
+        rig.answer(id, Answer::NotYet(ask));
+        assert_eq!(rig.acm.poll_event(), None);
+        rig.acm.handle_input(NOW, Input::NodeChanged);
+        assert_eq!(rig.acm.poll_event(), Some(Event::Ask { id, ask }));
     }
-    rig.acm.park(ask);
+    rig.answer(id, Answer::NotYet(ask));
     rig.acm.handle_timeout(NOW + Duration::from_secs(2));
     assert!(rig.is_refused(Status::TimedOut));
-    rig.acm.park(ask);
-    rig.acm.ask_again();
-    assert_eq!(rig.acm.poll_ask(), None);
+    rig.answer(id, Answer::NotYet(ask));
+    rig.acm.handle_input(NOW, Input::NodeChanged);
+    assert_eq!(rig.acm.poll_event(), None);
 }
 
 #[test]
@@ -374,10 +395,12 @@ fn names_of_both_ends_get_addresses_of_one_family() {
     rig.resolve(Resolve::to(Some(name("here")), name("there")));
     named(&mut rig, "here", &["10.1.0.2"]);
     named(&mut rig, "there", &["fd00::5", "10.2.0.5"]);
-    let Some(Ask::Source { id, source }) = rig.acm.poll_ask() else { panic!() };
+    let Some(Event::Ask { id, ask: Ask::Source(source) }) = rig.acm.poll_event() else { panic!() };
     assert_eq!(source, ip("10.1.0.2"));
     rig.acm.gid_of_source(id, Some(gid("fe80::2")));
-    let Some(Ask::Gid { question, .. }) = rig.acm.poll_ask() else { panic!() };
+    let Some(Event::Address(AddressRequest { question, .. })) = rig.acm.poll_event() else {
+        panic!()
+    };
     assert_eq!(question.target(), ip("10.2.0.5"));
 }
 
@@ -385,10 +408,12 @@ fn names_of_both_ends_get_addresses_of_one_family() {
 fn path_leads_from_one_family_to_the_other() {
     let mut rig = Rig::new();
     rig.resolve(Resolve::to(Some(Address::Ip(ip("fd00::2"))), Address::Ip(ip("10.2.0.5"))));
-    let Some(Ask::Source { id, source }) = rig.acm.poll_ask() else { panic!() };
+    let Some(Event::Ask { id, ask: Ask::Source(source) }) = rig.acm.poll_event() else { panic!() };
     assert_eq!(source, ip("fd00::2"));
     rig.acm.gid_of_source(id, Some(gid("fe80::2")));
-    let Some(Ask::Gid { question, .. }) = rig.acm.poll_ask() else { panic!() };
+    let Some(Event::Address(AddressRequest { question, .. })) = rig.acm.poll_event() else {
+        panic!()
+    };
     assert_eq!(question.target(), ip("10.2.0.5"));
 }
 
@@ -507,20 +532,24 @@ fn listed_names_need_neither_resolver_nor_peer() {
     rig.acm.set_hosts(hosts);
     for (source, sgid) in [(None, None), (Some(name("here")), Some(gid("fe80::1")))] {
         rig.resolve(Resolve::to(source, name("there")).from_memory());
-        let Some(Ask::Path { id, known, .. }) = rig.acm.poll_ask() else { panic!() };
+        let Some(Event::Ask { id, ask: Ask::Start { known, .. } }) = rig.acm.poll_event() else {
+            panic!()
+        };
         assert_eq!((known.sgid(), known.dgid()), (sgid, Some(gid("fe80::5"))));
-        rig.acm.path(id, Some(found()));
+        rig.acm.path(id, found());
         assert!(matches!(rig.told(), Some(Reply::Paths(_, None))));
     }
     // Each end may be given in another way.
     rig.resolve(Resolve::to(Some(name("here")), Address::Ip(ip("10.2.0.5"))));
-    let Some(Ask::Gid { .. }) = rig.acm.poll_ask() else { panic!() };
+    let Some(Event::Address(_)) = rig.acm.poll_event() else { panic!() };
     rig.acm.handle_timeout(NOW + Duration::from_secs(2));
     assert!(rig.is_refused(Status::TimedOut));
     rig.resolve(Resolve::to(Some(Address::Ip(ip("10.1.0.1"))), name("there")));
-    let Some(Ask::Source { id, .. }) = rig.acm.poll_ask() else { panic!() };
+    let Some(Event::Ask { id, ask: Ask::Source(_) }) = rig.acm.poll_event() else { panic!() };
     rig.acm.gid_of_source(id, Some(gid("fe80::1")));
-    let Some(Ask::Path { known, .. }) = rig.acm.poll_ask() else { panic!() };
+    let Some(Event::Ask { ask: Ask::Start { known, .. }, .. }) = rig.acm.poll_event() else {
+        panic!()
+    };
     assert_eq!((known.sgid(), known.dgid()), (Some(gid("fe80::1")), Some(gid("fe80::5"))));
 }
 
@@ -541,7 +570,7 @@ fn search_without_a_client_is_not_kept_for_a_name_under_way() {
 fn counters_are_those_of_the_requests() {
     let mut rig = Rig::new();
     let id = rig.until_path(to("10.2.0.5"));
-    rig.acm.path(id, Some(found()));
+    rig.acm.path(id, found());
     rig.told();
     rig.ask(CLIENT, Wanted::Counters(Of::Service));
     let expected = Seven {
@@ -633,30 +662,22 @@ proptest! {
                     let source = is_known.then(|| ip("10.1.0.1"));
                     acm.handle_input(now, Input::Source { lookup, source });
                 },
-                Step::Gid(outcome) => match ends.pop_front() {
-                    Some(Ask::Source { id, .. }) => acm.gid_of_source(id, Some(gid("fe80::1"))),
-                    Some(Ask::Gid { id, .. }) => acm.gid_of_target(id, outcome),
-                    Some(Ask::Path { id, .. }) => acm.path(id, Some(found())),
-                    Some(Ask::Endpoint { id, .. }) => acm.endpoint(id, None),
-                    None => {}
+                Step::Gid(outcome) => if let Some(event) = ends.pop_front() {
+                    acm.handle_input(now, reply(&event, outcome, true));
                 },
-                Step::Path(is_found) => match ends.pop_back() {
-                    Some(Ask::Source { id, .. }) => acm.gid_of_source(id, None),
-                    Some(Ask::Gid { id, .. }) => acm.gid_of_target(id, Outcome::NotFound),
-                    Some(Ask::Path { id, .. }) => acm.path(id, is_found.then(found)),
-                    Some(Ask::Endpoint { id, .. }) => acm.endpoint(id, None),
-                    None => {}
+                Step::Path(is_found) => if let Some(event) = ends.pop_back() {
+                    acm.handle_input(now, reply(&event, Outcome::NotFound, is_found));
                 },
-                Step::NotRemembered => if let Some(Ask::Gid { id, .. }) = ends.front() {
-                    acm.not_remembered(*id);
+                Step::NotRemembered => if let Some(Event::Address(request)) = ends.front() {
+                    acm.handle_input(now, Input::NotRemembered(search(request.id)));
                 },
                 Step::Wait(ms) => {
                     now += Duration::from_millis(ms);
                     acm.handle_timeout(now);
                 }
             }
-            while let Some(ask) = acm.poll_ask() {
-                ends.push_back(ask);
+            while let Some(event) = acm.poll_event() {
+                ends.push_back(event);
             }
             while let Some(output) = acm.poll_output() {
                 match output {
@@ -674,6 +695,36 @@ proptest! {
             }
             prop_assert!(waiting.values().all(|&due| due > now));
             prop_assert_eq!(acm.load(), (3 - gone.len(), waiting.len()));
+        }
+    }
+}
+
+fn search(id: request::RequestId) -> LookupId {
+    let request::RequestId::User(UserRequest::Acm(id)) = id else { panic!("{id:?}") };
+    id
+}
+
+fn reply(event: &Event, outcome: Outcome, is_found: bool) -> Input<'static> {
+    match *event {
+        Event::Ask { id, ask } => {
+            let answer = match ask {
+                Ask::Source(_) => {
+                    Answer::Source { gid: is_found.then(|| gid("fe80::1")), pkey: None }
+                }
+                Ask::Start { known, .. } if is_found => {
+                    let device = "mlx5_0".parse().unwrap();
+                    let port = PortName { device, port: PortNum::new(1).unwrap() };
+                    Answer::Start(Ok((port, known.into())))
+                }
+                Ask::Start { .. } => Answer::Start(Err(NoStart::NoSource)),
+                Ask::Endpoint { .. } => Answer::Endpoint(None),
+            };
+            Input::Answer { id, answer }
+        }
+        Event::Address(request) => Input::Address { id: search(request.id), outcome },
+        Event::Path(request) => {
+            let outcome = if is_found { found() } else { paths::Outcome::NoSa };
+            Input::Path { id: search(request.id), outcome }
         }
     }
 }

@@ -6,14 +6,14 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 
-use ibarr_common::Instant;
-use ibarr_common::ib::PortNum;
-use ibarr_common::wire::acm::Name;
+use ibarr_common::ib::{Gid, PKey, PortNum};
+use ibarr_common::wire::acm::{Endpoint, Name};
 use ibarr_common::wire::sa::PathQuery;
 
-use crate::ip2gid::Question;
+use crate::paths::{self, PortName, Sought};
 use crate::places::Room;
-use crate::request::LookupId;
+use crate::request::{LookupId, Outcome};
+use crate::requests::{AddressRequest, PathRequest};
 use crate::shares::User;
 
 /// Limits.
@@ -48,7 +48,7 @@ impl Default for Config {
 pub struct ClientId(pub u64);
 
 /// An input of the service.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
     /// A user has connected. If there is no room, [`Output::Close`] follows for it, or for one that gives way.
@@ -83,29 +83,40 @@ pub enum Input<'a> {
         /// Its addresses, the preferred ones first; none if the resolver knows none.
         addresses: &'a [IpAddr],
     },
+    /// The answer to [`Event::Ask`].
+    Answer { id: LookupId, answer: Answer },
+    /// The answer to [`Event::Address`].
+    Address { id: LookupId, outcome: Outcome },
+    /// The answer to [`Event::Path`].
+    Path { id: LookupId, outcome: paths::Outcome },
+    /// The answer is not remembered, so the network is asked for it.
+    NotRemembered(LookupId),
+    /// The node knows more of itself than before.
+    NodeChanged,
     /// The daemon ends: waiting clients are told that there is no answer.
     Stop,
 }
 
-/// A question for another core.
+/// What another core is to do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
+pub enum Event {
+    /// Look up what this node knows of itself. [`Input::Answer`] follows at once.
+    Ask { id: LookupId, ask: Ask },
+    /// Resolve an address. [`Input::Address`] follows.
+    Address(AddressRequest),
+    /// Resolve a path. [`Input::Path`] follows.
+    Path(PathRequest),
+}
+
+/// A question about this node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub enum Ask {
-    /// The GID of an address of this node.
-    Source { id: LookupId, source: IpAddr },
-    /// The GID of any address.
-    Gid {
-        id: LookupId,
-        /// The user of the client.
-        user: User,
-        question: Question,
-        /// When the client stops waiting.
-        deadline: Instant,
-    },
-    Path {
-        id: LookupId,
-        /// The user of the client.
-        user: User,
+    /// The GID and the partition of an address.
+    Source(IpAddr),
+    /// The port at which a path starts, and the whole question for it.
+    Start {
         /// The known parts of the path.
         known: PathQuery,
         /// Whether the destination is a listed name, and the source is left open.
@@ -113,15 +124,46 @@ pub enum Ask {
         /// Whether the SA is asked with exactly these parts. Otherwise missing ones are filled in, and a
         /// remembered path is an answer.
         asks_sa: bool,
-        /// When the client stops waiting.
-        deadline: Instant,
     },
     Endpoint {
-        id: LookupId,
         which: Which,
         /// Whether its addresses are wanted, too.
         has_addresses: bool,
     },
+}
+
+/// The answer to an [`Ask`].
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
+pub enum Answer {
+    /// It may be known in a moment. The question is asked again after [`Input::NodeChanged`].
+    NotYet(Ask),
+    Source {
+        /// `None` if it is not an address of this node.
+        gid: Option<Gid>,
+        pkey: Option<PKey>,
+    },
+    Start(Result<(PortName, Sought), NoStart>),
+    /// What clients are told of an endpoint, and its addresses if they are wanted.
+    Endpoint(Option<(Found, Vec<Name>)>),
+}
+
+/// Why a path has no start.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NoStart {
+    /// No port of this node has the source.
+    NoSource,
+    /// Several ports could be meant, and the destination is a name alone. ibacm answers no such question.
+    SeveralPorts,
+}
+
+/// An endpoint of this node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Found {
+    /// Its port.
+    pub port: PortName,
+    /// What clients are told.
+    pub endpoint: Endpoint,
 }
 
 /// Names an endpoint.
@@ -136,18 +178,6 @@ pub enum Which {
     },
     /// By one of its addresses.
     Address(IpAddr),
-}
-
-impl Ask {
-    /// The search that it is a part of.
-    pub(super) fn id(&self) -> LookupId {
-        match self {
-            Self::Source { id, .. }
-            | Self::Gid { id, .. }
-            | Self::Path { id, .. }
-            | Self::Endpoint { id, .. } => *id,
-        }
-    }
 }
 
 /// An action for the driver.

@@ -4,14 +4,14 @@
 //! the simulation proves the order of steps that the daemon executes.
 
 mod facts;
+mod own;
 #[cfg(test)]
 mod tests;
 
 use alloc::collections::VecDeque;
 use core::time::Duration;
 
-use ibarr_common::wire::acm::Address;
-use ibarr_common::{IfIndex, Instant};
+use ibarr_common::Instant;
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng as _;
 
@@ -61,7 +61,7 @@ enum Event {
     Ports(PortChange),
     Paths(paths::Answered),
     LocalService(local_service::Event),
-    Acm(acm::Ask),
+    Acm(acm::Event),
 }
 
 /// The configuration.
@@ -184,7 +184,7 @@ impl Node {
                 self.view.handle_input(now, input);
                 if self.view.is_known() && !was_known {
                     self.requests.handle_input(now, requests::Input::Known);
-                    self.acm.ask_again();
+                    self.acm.handle_input(now, acm::Input::NodeChanged);
                 }
             }
             Input::Responder(input) => {
@@ -220,7 +220,7 @@ impl Node {
             .or_else(|| self.paths.poll_change().map(Event::Ports))
             .or_else(|| self.paths.poll_event().map(Event::Paths))
             .or_else(|| self.local_service.poll_event().map(Event::LocalService))
-            .or_else(|| self.acm.poll_ask().map(Event::Acm))
+            .or_else(|| self.acm.poll_event().map(Event::Acm))
     }
 
     /// Each arm is one edge between two cores.
@@ -235,13 +235,18 @@ impl Node {
             }
             Event::Ports(PortChange::Facts) => {
                 self.view.set_flid_gids(self.paths.flid_gids());
-                self.acm.ask_again();
+                self.acm.handle_input(now, acm::Input::NodeChanged);
             }
             Event::Ports(PortChange::Subnet { before, after }) => {
                 self.client.subnet_changed(now, before, after);
             }
             Event::LocalService(event) => self.route_kernel(now, event),
-            Event::Acm(ask) => self.ask_for_acm(now, ask),
+            Event::Acm(acm::Event::Ask { id, ask }) => {
+                let answer = own::answer(ask, &self.view, &self.paths);
+                self.acm.handle_input(now, acm::Input::Answer { id, answer });
+            }
+            Event::Acm(acm::Event::Address(request)) => self.ask(now, request),
+            Event::Acm(acm::Event::Path(request)) => self.ask_for_path(now, request),
         }
     }
 
@@ -263,7 +268,9 @@ impl Node {
                 let remembered = self.paths.recall_for(now, &port, question, may_loop_back);
                 self.requests.handle_input(now, requests::Input::PathRecalled(request, remembered));
             }
-            requests::Event::NotRemembered(id) => self.acm.not_remembered(id),
+            requests::Event::NotRemembered(id) => {
+                self.acm.handle_input(now, acm::Input::NotRemembered(id));
+            }
             requests::Event::AskPeer(AddressRequest {
                 id,
                 caller,
@@ -309,7 +316,9 @@ impl Node {
                 self.trace.answered(now, trace::Id::Address(id), trace::Outcome::Address(outcome));
                 match id {
                     RequestId::Kernel(id) => self.local_service.answered(now, id, outcome),
-                    RequestId::User(UserRequest::Acm(id)) => self.acm.gid_of_target(id, outcome),
+                    RequestId::User(UserRequest::Acm(id)) => {
+                        self.acm.handle_input(now, acm::Input::Address { id, outcome });
+                    }
                     RequestId::User(id) => {
                         self.outputs.push_back(Output::Answered { id, outcome });
                     }
@@ -322,7 +331,9 @@ impl Node {
                     RequestId::Kernel(id) => {
                         self.local_service.path_answered(now, id, &outcome, is_left_to_kernel);
                     }
-                    RequestId::User(UserRequest::Acm(id)) => self.acm.path(id, Some(outcome)),
+                    RequestId::User(UserRequest::Acm(id)) => {
+                        self.acm.handle_input(now, acm::Input::Path { id, outcome });
+                    }
                     RequestId::User(id) => {
                         self.outputs.push_back(Output::PathAnswered { id, outcome });
                     }
@@ -371,59 +382,6 @@ impl Node {
         let PathRequest { id, caller, question, .. } = request;
         self.trace.asked(now, trace::Id::Path(id), caller, question, now);
         self.requests.handle_input(now, requests::Input::Path(request));
-    }
-
-    fn ask_for_acm(&mut self, now: Instant, ask: acm::Ask) {
-        match ask {
-            acm::Ask::Source { .. } | acm::Ask::Endpoint { .. } if !self.view.is_known() => {
-                self.acm.park(ask);
-            }
-            acm::Ask::Endpoint { id, which, has_addresses } => {
-                let (paths, view) = (&self.paths, &self.view);
-                let found = acm::find(paths, view, which).map(|found| {
-                    let wanted = has_addresses.then(|| acm::addresses(paths, view, &found));
-                    (found, wanted.unwrap_or_default())
-                });
-                self.acm.endpoint(id, found);
-            }
-            acm::Ask::Source { id, source } => {
-                self.acm.partition_of_source(id, self.view.pkey_of(source, IfIndex::MIN));
-                self.acm.gid_of_source(id, self.view.gid_of(source, IfIndex::MIN));
-            }
-            acm::Ask::Gid { id, user, question, deadline } => {
-                let listed = self.acm.hosts().gid_of(&Address::Ip(question.target()));
-                let id = UserRequest::Acm(id);
-                let request = AddressRequest::of_user(id, user, question, deadline);
-                self.ask(now, AddressRequest { listed, ..request });
-            }
-            acm::Ask::Path { id, is_named: true, .. }
-                if self.paths.ports().filter(|(.., facts, _)| facts.is_active).nth(1).is_some() =>
-            {
-                self.acm.could_start_elsewhere(id);
-            }
-            acm::Ask::Path { id, user, known, asks_sa, deadline, .. } => {
-                let complete = if asks_sa {
-                    self.paths.source_of(known).map(|(port, query)| (port, Sought::Known(query)))
-                } else {
-                    self.paths.complete_query(known)
-                };
-                let (port, question) = match complete {
-                    Ok(complete) => complete,
-                    // It may be known in a moment.
-                    Err(paths::Incomplete::NoPort) => return self.acm.park(ask),
-                    Err(_) => return self.acm.path(id, None),
-                };
-                self.acm.starts_at(id, port);
-                if matches!(question, Sought::Known(_)) {
-                    self.acm.not_remembered(id);
-                    if self.acm.is_in_vain(id) {
-                        return;
-                    }
-                }
-                let id = UserRequest::Acm(id);
-                self.ask_for_path(now, PathRequest::of_user(id, user, port, question, deadline));
-            }
-        }
     }
 
     /// What is known of an address without asking a peer, however old it is.

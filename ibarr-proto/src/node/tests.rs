@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 
+use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::{Query, Reply};
 use ibarr_common::wire::ls::{Answer, PortId, Request, ResolveIp, Seq, messages};
