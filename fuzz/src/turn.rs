@@ -222,14 +222,11 @@ impl Io<Cue> for World {
                 from: *from,
                 ingress: IfIndex::MIN,
                 payload,
-            })
-            .into(),
+            }),
             &Cue::Resolve(id, question, deadline) => {
                 Input::Resolve(AddressRequest::of_user(id, User(7), question, deadline))
             }
-            &Cue::Nudged(nudged) => {
-                Input::LocalService(local_service::Input::Nudged(nudged)).into()
-            }
+            &Cue::Nudged(nudged) => Input::LocalService(local_service::Input::Nudged(nudged)),
             Cue::View(input) => Input::View(*input),
         };
         self.node.handle_input(now, input);
