@@ -159,8 +159,8 @@ pub enum NoStart {
 
 /// An endpoint of this node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Found {
-    /// Its port.
     pub port: PortName,
     /// What clients are told.
     pub endpoint: Endpoint,
