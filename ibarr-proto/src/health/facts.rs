@@ -303,7 +303,9 @@ impl fmt::Display for GroupUnknown {
 pub struct Acm {
     /// Whether it is on.
     pub is_on: bool,
-    /// What is wrong with its files.
+    /// Since when its files are being read.
+    pub reading_since: Option<Instant>,
+    /// What is wrong with them.
     pub files: Vec<String>,
     /// Why its clients are not served, with the remedy.
     pub closed: Option<String>,

@@ -372,8 +372,10 @@ impl Health {
         let held = |count: &Count| count.rose_at.is_some_and(|at| now.since(at) < HOLD);
         let counts = self.counts.iter().filter(|(_, count)| held(count));
         found.extend(counts.map(|(cause, count)| rules::counted(*cause, count.value)));
+        let mut subsystems = rules::subsystems(&self.facts);
+        subsystems.extend(found.iter().map(|finding| finding.subsystem));
         self.note(now, found);
-        self.decide(now, &rules::subsystems(&self.facts));
+        self.decide(now, &subsystems);
     }
 
     /// Every subsystem, in order; empty before the first assessment.

@@ -24,7 +24,10 @@ use crate::responder::{self, BY_DECISION};
 const EPERM: i32 = 1;
 const EINVAL: i32 = 22;
 
-/// Reading a file for longer is told.
+/// Reading the files of ACM for longer is told: one of 10,000 ports has a hundred million lines.
+const LONG: Duration = Duration::from_mins(1);
+
+/// Reading the configuration for longer is told.
 const SLOW: Duration = Duration::from_secs(5);
 
 /// A reason, before it is compared with the last ones.
@@ -50,15 +53,13 @@ pub(super) fn subsystems(facts: &Facts) -> BTreeSet<Subsystem> {
         Subsystem::Caches,
         Subsystem::Control,
     ];
-    let acm = &facts.acm;
-    let acm =
-        (acm.is_on || acm.closed.is_some() || !acm.files.is_empty()).then_some(Subsystem::Acm);
+    let acm = facts.acm.is_on.then_some(Subsystem::Acm);
     always.into_iter().chain(interfaces).chain(ports).chain(acm).collect()
 }
 
 /// All reasons, at most one of each cause for a subsystem.
 pub(super) fn judge(now: Instant, facts: &Facts, once_active: &BTreeSet<PortName>) -> Vec<Finding> {
-    let mut found = Found::default();
+    let mut found = Found { of: Subsystem::Configuration, findings: Vec::new() };
     configuration(&mut found, now, facts);
     local_view(&mut found, facts);
     kernel(&mut found, facts);
@@ -67,46 +68,43 @@ pub(super) fn judge(now: Instant, facts: &Facts, once_active: &BTreeSet<PortName
     for port in &facts.ports {
         sa(&mut found, now, port, facts, once_active);
     }
-    control(&mut found, facts);
-    found.0
+    control(&mut found, now, facts);
+    found.findings
 }
 
-#[derive(Default)]
-struct Found(Vec<Finding>);
+struct Found {
+    /// The subsystem that is looked at.
+    of: Subsystem,
+    findings: Vec<Finding>,
+}
 
 impl Found {
-    fn degraded(&mut self, of: Subsystem, cause: Cause, why: impl Display, remedy: impl Display) {
-        self.add(of, cause, State::Degraded, &why, &remedy);
+    fn degraded(&mut self, cause: Cause, why: impl Display, remedy: impl Display) {
+        self.add(cause, State::Degraded, &why, &remedy);
     }
 
-    fn failed(&mut self, of: Subsystem, cause: Cause, why: impl Display, remedy: impl Display) {
-        self.add(of, cause, State::Failed, &why, &remedy);
+    fn failed(&mut self, cause: Cause, why: impl Display, remedy: impl Display) {
+        self.add(cause, State::Failed, &why, &remedy);
     }
 
     /// Several objects with the same cause are one reason.
-    fn add(
-        &mut self,
-        subsystem: Subsystem,
-        cause: Cause,
-        state: State,
-        why: &dyn Display,
-        remedy: &dyn Display,
-    ) {
+    fn add(&mut self, cause: Cause, state: State, why: &dyn Display, remedy: &dyn Display) {
+        let subsystem = self.of;
         let is_same = |known: &&mut Finding| known.subsystem == subsystem && known.cause == cause;
-        if let Some(known) = self.0.iter_mut().find(is_same) {
+        if let Some(known) = self.findings.iter_mut().find(is_same) {
             known.why = format!("{}; {why}", known.why);
         } else {
             let (why, remedy) = (why.to_string(), remedy.to_string());
-            self.0.push(Finding { subsystem, cause, state, why, remedy });
+            self.findings.push(Finding { subsystem, cause, state, why, remedy });
         }
     }
 }
 
 fn configuration(found: &mut Found, now: Instant, facts: &Facts) {
-    let (of, facts) = (Subsystem::Configuration, &facts.configuration);
+    let facts = &facts.configuration;
+    found.of = Subsystem::Configuration;
     if let Some(mistakes) = &facts.refused {
         found.degraded(
-            of,
             Cause::ReloadRefused,
             format_args!(
                 "the old configuration is in force, because the file has mistakes: {mistakes}"
@@ -117,22 +115,21 @@ fn configuration(found: &mut Found, now: Instant, facts: &Facts) {
     let taken = facts.reading_since.map(|since| now.since(since));
     if let Some(taken) = taken.filter(|&taken| taken >= SLOW) {
         found.degraded(
-            of,
             Cause::ReloadSlow,
             format_args!("the configuration has been read for {} s", taken.as_secs()),
             "look whether the file system of /etc/ibarr hangs",
         );
     }
     if let Some(setting) = facts.setting {
-        found.degraded(of, Cause::Setting, setting, "see ibarr.toml(5)");
+        found.degraded(Cause::Setting, setting, "see ibarr.toml(5)");
     }
 }
 
 fn local_view(found: &mut Found, facts: &Facts) {
-    let (of, facts) = (Subsystem::LocalView, &facts.addresses);
+    let facts = &facts.addresses;
+    found.of = Subsystem::LocalView;
     if facts.unknown {
         found.failed(
-            of,
             Cause::ViewUnknown,
             "the kernel has not listed the addresses of this node yet",
             "look at the log (journalctl -u ibarr) and restart the daemon",
@@ -140,7 +137,6 @@ fn local_view(found: &mut Found, facts: &Facts) {
     }
     if facts.no_gid {
         found.failed(
-            of,
             Cause::NoGid,
             "no address of this machine has a GID",
             "load ib_ipoib and set the interface up; without IPoIB, write [[static-gid]] entries",
@@ -148,7 +144,6 @@ fn local_view(found: &mut Found, facts: &Facts) {
     }
     for pattern in &facts.unmatched {
         found.degraded(
-            of,
             Cause::NoSuchInterface,
             format_args!("interfaces: no interface has the name {pattern}"),
             "correct the name, or create the interface",
@@ -156,7 +151,6 @@ fn local_view(found: &mut Found, facts: &Facts) {
     }
     for address in &facts.contested {
         found.degraded(
-            of,
             Cause::ContestedAddress,
             format_args!(
                 "{address} is on several interfaces with different GIDs: the one of the lowest \
@@ -168,10 +162,9 @@ fn local_view(found: &mut Found, facts: &Facts) {
 }
 
 fn kernel(found: &mut Found, facts: &Facts) {
-    let of = Subsystem::Kernel;
+    found.of = Subsystem::Kernel;
     if let Some(reason) = &facts.kernel.silent {
         found.failed(
-            of,
             Cause::KernelSilent,
             format_args!("the kernel sends no requests to ibarr: {reason}"),
             "load ib_core and rdma_cm (modprobe rdma_cm), and give the daemon CAP_NET_ADMIN",
@@ -187,11 +180,10 @@ fn kernel(found: &mut Found, facts: &Facts) {
             _ => ("an error that it should not give", "look at the kernel's log (dmesg)"),
         };
         let why = format!("the kernel refuses our answers: {what} (errno {})", -errno);
-        found.failed(of, Cause::AnswersRefused, why, remedy);
+        found.failed(Cause::AnswersRefused, why, remedy);
     }
     if let Some(failure) = &facts.kernel.nudges_fail {
         found.degraded(
-            of,
             Cause::NudgesFail,
             format_args!(
                 "rdma_resolve_addr waits for its whole time-out, because nudges fail: {failure}"
@@ -202,7 +194,6 @@ fn kernel(found: &mut Found, facts: &Facts) {
     for Listener { pid, name } in &facts.kernel.listeners {
         let pid = pid.map_or(String::new(), |pid| format!(" (pid {pid})"));
         found.degraded(
-            of,
             Cause::OtherListener,
             format_args!(
                 "{name}{pid} receives the kernel's requests as well, and the kernel takes the \
@@ -214,12 +205,11 @@ fn kernel(found: &mut Found, facts: &Facts) {
 }
 
 fn responder(found: &mut Found, now: Instant, facts: &Facts) {
-    let of = Subsystem::Responder;
+    found.of = Subsystem::Responder;
     match &facts.programs {
         Programs::Unwanted => return,
         Programs::Absent(reason) => {
             return found.degraded(
-                of,
                 Cause::NotLoaded,
                 format_args!("the daemon answers peers in user space: {reason}"),
                 "remove the cause, or write responder = \"user\"",
@@ -228,7 +218,6 @@ fn responder(found: &mut Found, now: Instant, facts: &Facts) {
         Programs::Loaded { lease_end, lease, private_pins } => {
             if let Some(dir) = private_pins {
                 found.degraded(
-                    of,
                     Cause::PinsPrivate,
                     format_args!(
                         "only the daemon's mount namespace has the bpffs of {dir}: programs end \
@@ -242,7 +231,6 @@ fn responder(found: &mut Found, now: Instant, facts: &Facts) {
             // It is renewed when two thirds are left.
             if left.is_zero() && !facts.served.is_empty() {
                 found.degraded(
-                    of,
                     Cause::LeaseEnded,
                     "the kernel answers no peers, because the lease has ended: the clock of the \
                      lease stands still while the addresses of this node cannot be listed",
@@ -250,7 +238,6 @@ fn responder(found: &mut Found, now: Instant, facts: &Facts) {
                 );
             } else if !left.is_zero() && left < *lease / 3 {
                 found.degraded(
-                    of,
                     Cause::LeaseEnding,
                     format_args!(
                         "the lease of the programs ends in {} s and is not renewed: the addresses \
@@ -269,8 +256,8 @@ fn responder(found: &mut Found, now: Instant, facts: &Facts) {
             responder::State::Failed(reason) => reason.as_str(),
             responder::State::Pending => "no program is attached yet",
         };
+        found.of = Subsystem::ResponderOn(*interface);
         found.degraded(
-            Subsystem::ResponderOn(*interface),
             Cause::NotAttached,
             format_args!("the daemon answers peers on {interface} in user space: {reason}"),
             format_args!("remove the cause, or write a [[responder-on]] with \"user\" for it"),
@@ -280,7 +267,8 @@ fn responder(found: &mut Found, now: Instant, facts: &Facts) {
 
 fn peers(found: &mut Found, facts: &Facts) {
     let by_kernel = matches!(facts.programs, Programs::Loaded { .. });
-    let (of, facts) = (Subsystem::Peers, &facts.peers);
+    let facts = &facts.peers;
+    found.of = Subsystem::Peers;
     let all_blocked = facts.sockets.iter().all(|socket| socket.blocked.is_some());
     for Socket { family, blocked, small } in &facts.sockets {
         if let Some(reason) = blocked {
@@ -292,11 +280,10 @@ fn peers(found: &mut Found, facts: &Facts) {
             };
             let remedy = "stop what holds the UDP port (ss -lunp, rmmod rdma_rxe); the daemon \
                           tries again every 5 s";
-            found.add(of, Cause::NotServing, state, &why, &remedy);
+            found.add(Cause::NotServing, state, &why, &remedy);
         }
         if let Some((holds, needed)) = small {
             found.degraded(
-                of,
                 Cause::SmallBuffer,
                 format_args!(
                     "the socket for queries over {family} holds {holds} bytes, {needed} are needed \
@@ -327,9 +314,7 @@ fn peers(found: &mut Found, facts: &Facts) {
                 format!("have the rule match UDP {selector} {port} too, or remove it ({ip} rule)")
             }
         };
-        found.degraded(
-            of,
-            Cause::Diverted,
+        found.degraded(Cause::Diverted,
             format_args!(
                 "the policy rule with priority {rule} sends {what} over {family} by another way than \
                  the connections of the kernel"
@@ -338,11 +323,10 @@ fn peers(found: &mut Found, facts: &Facts) {
         );
     }
     for unused in &facts.unused {
-        found.add(of, Cause::UnusedSocket, State::Ok, unused, &"see ibarr.socket in ibarr(8)");
+        found.add(Cause::UnusedSocket, State::Ok, unused, &"see ibarr.socket in ibarr(8)");
     }
     if let Some(FewDescriptors { limit, query_sockets, connections }) = facts.few_descriptors {
         found.degraded(
-            of,
             Cause::FewDescriptors,
             format_args!(
                 "the process may have only {limit} descriptors: queries leave from at most \
@@ -361,7 +345,8 @@ fn sa(
     facts: &Facts,
     once_active: &BTreeSet<PortName>,
 ) {
-    let (of, name) = (Subsystem::Sa(port.name), port.name);
+    let name = port.name;
+    found.of = Subsystem::Sa(name);
     let is_down = |port: &Port| port.missing == Some(Missing::Down);
     let device = facts.devices.iter().find(|device| device.port == name);
     let closed = device.and_then(|device| device.closed.as_deref());
@@ -369,22 +354,16 @@ fn sa(
         // A port without a cable is not missed while another one works.
         Some(Missing::Down)
             if !once_active.contains(&name) && !facts.ports.iter().all(is_down) => {}
-        Some(Missing::Down) => found.degraded(
-            of,
-            Cause::PortDown,
+        Some(Missing::Down) => found.degraded(Cause::PortDown,
             format_args!("port {name} is not active"),
             "look at cable and switch (ibstat, iblinkinfo), and whether a subnet manager runs",
         ),
-        Some(Missing::SubnetManager) if closed.is_none() => found.degraded(
-            of,
-            Cause::NoSubnetManager,
+        Some(Missing::SubnetManager) if closed.is_none() => found.degraded(Cause::NoSubnetManager,
             format_args!("port {name} knows no subnet manager"),
             "start one (systemctl start opensm), or look why it does not reach the port (sminfo)",
         ),
         None if closed.is_none() => {}
-        _ => found.degraded(
-            of,
-            Cause::UmadClosed,
+        _ => found.degraded(Cause::UmadClosed,
             format_args!(
                 "the subnet administrator of {name} cannot be asked, the kernel asks it itself: {}",
                 closed.unwrap_or("its umad device is not open")
@@ -398,9 +377,7 @@ fn sa(
         } else {
             (Cause::SaSilent, "does not answer")
         };
-        found.degraded(
-            of,
-            cause,
+        found.degraded(cause,
             format_args!(
                 "the subnet administrator of {name} {what}, for {} s: paths from memory are used, and \
                  other requests fail or are left to the kernel",
@@ -411,7 +388,6 @@ fn sa(
     }
     if let Some(Device { unheard: Some(reason), .. }) = device {
         found.degraded(
-            of,
             Cause::EventsUnheard,
             format_args!(
                 "events of {name} are not received, so a change of the subnet is noticed some \
@@ -422,27 +398,23 @@ fn sa(
     }
 }
 
-fn control(found: &mut Found, facts: &Facts) {
-    let of = Subsystem::Control;
+fn control(found: &mut Found, now: Instant, facts: &Facts) {
+    found.of = Subsystem::Control;
     if let Some(state) = &facts.control.group_unknown {
         found.degraded(
-            of,
             Cause::GroupUnknown,
             format_args!("group ibarr: {state}: until then only root may reload and flush"),
             "fix what nsswitch.conf names, then reload",
         );
     }
     if let Some(reason) = &facts.control.closed {
-        found.degraded(
-            of,
-            Cause::ControlClosed,
+        found.degraded(Cause::ControlClosed,
             format_args!("no command finds the daemon: {reason}"),
             "remove what is in the way; the daemon tries again, and at the latest a restart makes its directory",
         );
     }
     if facts.control.log_lost > 0 {
         found.degraded(
-            of,
             Cause::LogLost,
             format_args!(
                 "the log lacks {} lines: its place is full, closed, or read too slowly",
@@ -453,7 +425,6 @@ fn control(found: &mut Found, facts: &Facts) {
     }
     if let Some(reason) = &facts.control.metrics_closed {
         found.degraded(
-            of,
             Cause::MetricsClosed,
             format_args!("the metrics are not served: {reason}"),
             "correct listen below [metrics], or free the address; the daemon tries again",
@@ -461,13 +432,20 @@ fn control(found: &mut Found, facts: &Facts) {
     }
     if let Some(reason) = &facts.snapshot_failed {
         let remedy = "look at the disk and the directory of snapshot below [paths]";
-        found.degraded(Subsystem::Caches, Cause::SnapshotFailed, reason, remedy);
+        found.of = Subsystem::Caches;
+        found.degraded(Cause::SnapshotFailed, reason, remedy);
     }
-    for mistake in &facts.acm.files {
-        found.degraded(Subsystem::Acm, Cause::AcmFiles, mistake, "correct the file, then reload");
+    found.of = Subsystem::Acm;
+    let taken = facts.acm.reading_since.map(|since| now.since(since));
+    let slow = taken.filter(|&taken| taken >= LONG).map(|taken| {
+        let taken = taken.as_secs();
+        format!("acm: hosts and routes have been read for {taken} s: does their file system hang?")
+    });
+    for mistake in slow.iter().chain(&facts.acm.files) {
+        found.degraded(Cause::AcmFiles, mistake, "correct the file, then reload");
     }
     if let Some(reason) = &facts.acm.closed {
-        found.degraded(Subsystem::Acm, Cause::AcmClosed, reason, "see [acm] in ibarr.toml(5)");
+        found.degraded(Cause::AcmClosed, reason, "see [acm] in ibarr.toml(5)");
     }
 }
 

@@ -243,6 +243,7 @@ fn faults() -> Vec<(Vec<Input>, &'static str)> {
         (counted(Cause::PathsEvicted), "caches: paths-evicted: degraded"),
         (vec![Input::Snapshot(some())], "caches: snapshot-failed: degraded"),
         (acm(Acm { files: vec!["a: b".into()], ..no().acm }), "acm: acm-files: degraded"),
+        (acm(Acm { reading_since: Some(at(20)), ..no().acm }), "acm: acm-files: degraded"),
         (counted(Cause::ConnectionsRefused), "control: connections-refused: degraded"),
     ]
 }
