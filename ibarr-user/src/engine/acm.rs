@@ -11,19 +11,19 @@ use ibarr_common::Instant;
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use ibarr_proto::acm::{ClientId, Input, Output, Transmit};
 use ibarr_proto::ip2gid::Question;
-use ibarr_proto::node;
+use ibarr_proto::node::{self, Node};
 use ibarr_proto::shares::User;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-use super::Engine;
 use super::acm_sockets::{AcmSockets, Served};
-use crate::process::Until;
+use super::preload::Preloads;
+use crate::config;
+use crate::process::{Systemd, Until};
 use crate::sys::last_reply::LastReply;
 use crate::sys::peer;
-use crate::transport::Counter;
 use crate::transport::acm::{self, Clients, Event, Inherited, Sent, Sources};
-use crate::transport::names::Named;
+use crate::transport::names::{Named, Names};
 use crate::transport::rtnetlink::{Answer, RouteAnswer, Routes};
 
 /// The clients, and the sockets where they connect.
@@ -35,6 +35,9 @@ pub(super) struct Acm {
     inherited: Vec<OwnedFd>,
     pub(super) sockets: AcmSockets,
     pub(super) sources: Sources,
+    names: Names,
+    systemd: Systemd,
+    pub(super) preloads: Preloads,
     /// Apart from those of [`Queries`](super::queries::Queries): no number of clients delays a query to a peer.
     routes: Routes,
 }
@@ -47,6 +50,9 @@ impl Acm {
         events: mpsc::Sender<Event>,
         ready: mpsc::UnboundedSender<ClientId>,
         routes: Routes,
+        names: Names,
+        preloads: Preloads,
+        systemd: Systemd,
     ) -> io::Result<(Self, mpsc::Receiver<Served>)> {
         let Inherited { listeners, clients: inherited, last } = inherited;
         let (last, last_reply) = match last {
@@ -61,131 +67,145 @@ impl Acm {
         };
         let (sockets, served) = AcmSockets::start(listeners, events.clone())?;
         let (clients, sources) = (Clients::new(events, ready, last), Sources::default());
-        Ok((Self { clients, last_reply, inherited, sockets, sources, routes }, served))
+        Ok((
+            Self {
+                clients,
+                last_reply,
+                inherited,
+                sockets,
+                sources,
+                names,
+                systemd,
+                preloads,
+                routes,
+            },
+            served,
+        ))
     }
-}
 
-impl Engine {
     /// Continues with the connections of the last daemon.
-    pub(super) fn start_acm(&mut self, now: Instant) {
-        for fd in mem::take(&mut self.acm.inherited) {
-            if self.acm.clients.settle(&fd) {
+    pub(super) fn begin(&mut self, now: Instant, config: &config::Acm, node: &mut Node) {
+        for fd in mem::take(&mut self.inherited) {
+            if self.clients.settle(&fd) {
                 // The engine serves no client yet, so this may block.
                 let user = peer::user(fd.as_fd());
-                self.admit(now, fd, user);
+                self.admit(now, fd, user, node);
             }
         }
-        self.acm.sockets.serve(&self.config.acm);
+        self.sockets.serve(config);
     }
 
-    fn admit(&mut self, now: Instant, stream: OwnedFd, user: User) -> Option<ClientId> {
-        let client = self.acm.clients.admit(stream, user).ok()?;
-        self.tell_acm(now, Input::Connected { client, user });
+    fn admit(
+        &mut self,
+        now: Instant,
+        stream: OwnedFd,
+        user: User,
+        node: &mut Node,
+    ) -> Option<ClientId> {
+        let client = self.clients.admit(stream, user).ok()?;
+        tell(node, now, Input::Connected { client, user });
         Some(client)
     }
 
-    pub(super) fn handle_acm_served(&mut self, served: Served) {
-        if served.made_again {
-            self.control.counters.count(Counter::FileMadeAgain);
-        }
-        self.acm.sockets.handle_served(served, &self.config.acm);
-    }
-
-    pub(super) fn handle_acm(&mut self, now: Instant, event: Event) {
+    /// With `is_ending`, new clients are left to the next daemon.
+    pub(super) fn handle(&mut self, now: Instant, event: Event, node: &mut Node, is_ending: bool) {
         match event {
-            Event::Connected(stream, _) if self.ends_at.is_some() && self.systemd.is_there() => {
+            Event::Connected(stream, _) if is_ending && self.systemd.is_there() => {
                 self.systemd.keep(acm::CLIENT, stream, Until::HangUp);
             }
             Event::Connected(stream, user) => {
-                if let Some(client) = self.admit(now, stream, user)
-                    && let Some(copy) = self.acm.clients.copy(client)
+                if let Some(client) = self.admit(now, stream, user, node)
+                    && let Some(copy) = self.clients.copy(client)
                 {
                     // Before the first client that may get a reply.
-                    if let Some(file) = self.acm.last_reply.take() {
+                    if let Some(file) = self.last_reply.take() {
                         self.systemd.keep(acm::LAST_REPLY, file, Until::Stop);
                     }
                     self.systemd.keep(acm::CLIENT, copy, Until::HangUp);
                 }
             }
-            Event::Ready(client) => {
-                match self.acm.clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
-                    Sent::Nothing => {}
-                    Sent::Part => self.tell_acm(now, Input::Part { client }),
-                    Sent::Message(bytes) => self.tell_acm(now, Input::Message { client, bytes }),
-                    Sent::Gone => {
-                        self.acm.clients.close(client);
-                        self.tell_acm(now, Input::Gone { client });
-                    }
+            Event::Ready(client) => match self.clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
+                Sent::Nothing => {}
+                Sent::Part => tell(node, now, Input::Part { client }),
+                Sent::Message(bytes) => tell(node, now, Input::Message { client, bytes }),
+                Sent::Gone => {
+                    self.clients.close(client);
+                    tell(node, now, Input::Gone { client });
                 }
-            }
-            Event::Taken(client) => self.acm.clients.taken(client),
-            Event::NotTaken(client) => self.acm_has_no_room(now, client),
+            },
+            Event::Taken(client) => self.clients.taken(client),
+            Event::NotTaken(client) => self.has_no_room(now, client, node),
         }
     }
 
-    pub(super) fn answer_acm(&mut self, now: Instant, output: Output) {
+    pub(super) fn carry_out(&mut self, now: Instant, output: Output, node: &mut Node) {
         match output {
             Output::Route { id, target } => {
-                if let source @ Some(_) = self.acm.sources.to(now, target) {
-                    self.tell_acm(now, Input::Source { lookup: id, source });
-                } else if self.acm.sources.wait(target, id)
-                    && !Question::new(target, None)
-                        .is_some_and(|it| self.acm.routes.route(it.into()))
+                if let source @ Some(_) = self.sources.to(now, target) {
+                    tell(node, now, Input::Source { lookup: id, source });
+                } else if self.sources.wait(target, id)
+                    && !Question::new(target, None).is_some_and(|it| self.routes.route(it.into()))
                 {
-                    self.tell_source(now, target, None);
+                    self.tell_source(now, target, None, node);
                 }
             }
             Output::LookUp(name) => {
                 if let Err(error) = self.names.ask(name) {
                     warn!(%error, "cannot start a thread for the system's resolver");
-                    self.tell_acm(now, Input::Addresses { name, addresses: &[] });
+                    tell(node, now, Input::Addresses { name, addresses: &[] });
                 }
             }
             Output::Reply(Transmit { client, bytes }) => {
-                if !self.acm.clients.reply(client, &bytes) {
-                    self.acm_has_no_room(now, client);
+                if !self.clients.reply(client, &bytes) {
+                    self.has_no_room(now, client, node);
                 }
             }
-            Output::Close(client) => self.acm.clients.close(client),
+            Output::Close(client) => self.clients.close(client),
         }
     }
 
-    pub(super) fn handle_source(&mut self, now: Instant, answer: &Answer) {
+    pub(super) fn handle_source(&mut self, now: Instant, answer: &Answer, node: &mut Node) {
         if let Answer::Route(RouteAnswer { candidate, source, .. }) = answer {
-            self.tell_source(now, candidate.question.target(), *source);
+            self.tell_source(now, candidate.question.target(), *source, node);
         }
     }
 
-    fn tell_source(&mut self, now: Instant, target: IpAddr, source: Option<IpAddr>) {
-        for lookup in self.acm.sources.answered(now, target, source) {
-            self.tell_acm(now, Input::Source { lookup, source });
+    fn tell_source(
+        &mut self,
+        now: Instant,
+        target: IpAddr,
+        source: Option<IpAddr>,
+        node: &mut Node,
+    ) {
+        for lookup in self.sources.answered(now, target, source) {
+            tell(node, now, Input::Source { lookup, source });
         }
-    }
-
-    pub(super) fn handle_named(&mut self, now: Instant, named: &Named) {
-        let Named { name, addresses } = named;
-        self.tell_acm(now, Input::Addresses { name: *name, addresses });
     }
 
     /// A client does not read its replies.
-    fn acm_has_no_room(&mut self, now: Instant, client: ClientId) {
+    fn has_no_room(&mut self, now: Instant, client: ClientId, node: &mut Node) {
         debug!(?client, "a client of ACM does not take its reply");
-        self.acm.clients.close(client);
-        self.tell_acm(now, Input::NotTaken { client });
+        self.clients.close(client);
+        tell(node, now, Input::NotTaken { client });
     }
 
     /// Leaves the clients to the next daemon. Without systemd, which keeps their connections, none comes in time: those
     /// that wait are told so, rather than that their connection has ended.
-    pub(super) fn stop_acm(&mut self, now: Instant) {
-        self.acm.sockets.close();
+    pub(super) fn stop(&mut self, now: Instant, node: &mut Node) {
+        self.sockets.close();
         if self.systemd.is_there() {
-            self.acm.clients.leave();
+            self.clients.leave();
         } else {
-            self.tell_acm(now, Input::Stop);
+            tell(node, now, Input::Stop);
         }
     }
+}
 
-    fn tell_acm(&mut self, now: Instant, input: Input<'_>) {
-        self.node.handle_input(now, node::Input::Acm(input));
-    }
+pub(super) fn handle_named(now: Instant, named: &Named, node: &mut Node) {
+    let Named { name, addresses } = named;
+    tell(node, now, Input::Addresses { name: *name, addresses });
+}
+
+fn tell(node: &mut Node, now: Instant, input: Input<'_>) {
+    node.handle_input(now, node::Input::Acm(input));
 }

@@ -2,25 +2,26 @@
 
 //! The kernel's RDMA core: its requests, the answers to them, and the nudges after these.
 
-use ibarr_common::Instant;
-use ibarr_proto::local_service::{Input, Nudge, Sender, Transmit};
-use ibarr_proto::local_view::Link;
-use ibarr_proto::node::{self, Room};
+use ibarr_common::{IfIndex, Instant};
+use ibarr_proto::local_service::{Input, Nudge, Nudged as Outcome, Sender, Transmit};
+use ibarr_proto::node::{self, Node, Room};
 use ibarr_proto::turn::{Handled, Read};
 use nix::errno::Errno;
-use tracing::error;
+use tracing::{error, info, warn};
 
-use super::nudges::Nudges;
-use super::{Engine, log};
-use crate::process::Until;
+use super::log;
+use crate::causes::chain;
+use crate::logging::ids;
+use crate::process::{Systemd, Until};
 use crate::sys::local_service::Received;
 use crate::transport::local_service::{Event, LocalService, NAME};
-use crate::transport::rtnetlink::{NudgeError, Nudged, Place};
+use crate::transport::rtnetlink::{LOOPBACK, NudgeError, Nudged, Nudger, Place};
 
 /// The socket to the kernel, and the thread that makes nudges.
 pub(super) struct Kernel {
-    socket: LocalService,
-    nudges: Nudges,
+    pub(super) socket: LocalService,
+    pub(super) nudges: Nudges,
+    pub(super) systemd: Systemd,
 }
 
 /// The longest request has 160 bytes, and the kernel sends each in its own datagram. The buffer is
@@ -28,50 +29,32 @@ pub(super) struct Kernel {
 const REQUEST_BUFFER: usize = 1024;
 
 impl Kernel {
-    pub(super) fn new(socket: LocalService, nudges: Nudges) -> Self {
-        Self { socket, nudges }
-    }
-
-    pub(super) async fn next(&mut self) -> Event {
-        self.socket.next().await
-    }
-
-    pub(super) fn socket(&self) -> &LocalService {
-        &self.socket
-    }
-
-    pub(super) fn nudges(&self) -> &Nudges {
-        &self.nudges
-    }
-
     pub(super) fn room(&self) -> Room {
         Room { local_service: self.socket.has_room() }
     }
-}
 
-impl Engine {
     /// Uses an inherited socket, or one that could be opened at once.
-    pub(super) fn start_kernel(&mut self, now: Instant) {
-        if let Some(opened) = self.kernel.socket.opening() {
-            self.handle_kernel(now, opened);
+    pub(super) fn start(&mut self, now: Instant, node: &mut Node) {
+        if let Some(opened) = self.socket.opening() {
+            self.handle(now, opened, node);
         }
     }
 
-    pub(super) fn handle_kernel(&mut self, now: Instant, event: Event) -> Handled {
+    pub(super) fn handle(&mut self, now: Instant, event: Event, node: &mut Node) -> Handled {
         match event {
             Event::Opened { port_id, is_member } => {
-                self.tell_kernel_side(now, Input::Opened { port_id, is_member });
-                self.keep_kernel_socket();
+                tell(node, now, Input::Opened { port_id, is_member });
+                self.keep();
             }
-            Event::Writable => self.kernel.socket.flush(),
+            Event::Writable => self.socket.flush(),
             Event::Readable => return Handled::KernelAsks,
         }
         Handled::Changed
     }
 
-    pub(super) fn read_kernel_socket(&mut self, now: Instant) -> Read {
+    pub(super) fn read(&mut self, now: Instant, node: &mut Node) -> Read {
         let mut buffer = [0; REQUEST_BUFFER];
-        let (input, read) = match self.kernel.socket.receive(&mut buffer) {
+        let (input, read) = match self.socket.receive(&mut buffer) {
             Received::Datagram { len, from_kernel } => {
                 let sender = if from_kernel { Sender::Kernel } else { Sender::Other };
                 let (bytes, cut) = (buffer.get(..len).unwrap_or(&buffer), len > REQUEST_BUFFER);
@@ -82,61 +65,106 @@ impl Engine {
             Received::Drained => (Input::Drained, Read::Nothing),
             Received::Closed => (Input::Closed, Read::Nothing),
         };
-        self.tell_kernel_side(now, input);
+        tell(node, now, input);
         read
     }
 
-    pub(super) fn tell_kernel(&mut self, now: Instant, transmit: &Transmit) {
+    pub(super) fn carry_out(&mut self, now: Instant, transmit: &Transmit, node: &mut Node) {
         match transmit {
             Transmit::Message(message) => {
                 log::kernel_is_answered(message.as_ref());
-                self.kernel.socket.send(message.as_ref());
+                self.socket.send(message.as_ref());
             }
             Transmit::Join => {
-                if self.kernel.socket.join() {
-                    self.keep_kernel_socket();
+                if self.socket.join() {
+                    self.keep();
                 } else {
-                    self.tell_kernel_side(now, Input::Closed);
+                    tell(node, now, Input::Closed);
                 }
             }
             Transmit::Leave(errno) => {
-                self.kernel.socket.leave(Errno::from_raw(-*errno));
-                self.tell_kernel_side(now, Input::Closed);
+                self.socket.leave(Errno::from_raw(-*errno));
+                tell(node, now, Input::Closed);
             }
             Transmit::Nudge(nudge) => {
-                self.node.trace().nudge(now);
-                let place = |link: &Link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr };
-                let fallback = self.node.view().first_ipoib().map(place);
-                let quiet = self.kernel.socket.quiet();
-                self.kernel.nudges.nudge(fallback, quiet.filter(|_| *nudge == Nudge::IfQuiet));
+                node.trace().nudge(now);
+                let ipoib = node.view().first_ipoib();
+                let fallback =
+                    ipoib.map(|link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr });
+                let quiet = self.socket.quiet();
+                self.nudges.nudger.nudge(fallback, quiet.filter(|_| *nudge == Nudge::IfQuiet));
             }
         }
     }
 
-    pub(super) fn handle_nudged(&mut self, now: Instant, outcome: Result<Nudged, NudgeError>) {
-        let nudged = self.kernel.nudges.note(outcome, self.node.nudge_without_place());
-        self.node.trace().nudged(now, nudged);
-        self.tell_kernel_side(now, Input::Nudged(nudged));
-    }
-
-    pub(super) fn stop_kernel(&mut self, now: Instant) {
-        self.tell_kernel_side(now, Input::Stop);
-    }
-
-    /// Passes an input to the core that serves the kernel.
-    fn tell_kernel_side(&mut self, now: Instant, input: Input<'_>) {
-        self.node.handle_input(now, node::Input::LocalService(input));
+    pub(super) fn handle_nudged(
+        &mut self,
+        now: Instant,
+        outcome: Result<Nudged, NudgeError>,
+        node: &mut Node,
+    ) {
+        let nudged = self.nudges.note(outcome, node.nudge_without_place());
+        node.trace().nudged(now, nudged);
+        tell(node, now, Input::Nudged(nudged));
     }
 
     /// While no daemon runs, the kernel's requests wait in the socket: without it, the kernel would
     /// refuse its callers at once (`ib_nl_fetch_ha`).
-    fn keep_kernel_socket(&self) {
-        match self.kernel.socket.copy() {
+    fn keep(&self) {
+        match self.socket.copy() {
             Some(Ok(copy)) => self.systemd.keep(NAME, copy, Until::Stop),
             Some(Err(error)) => {
                 error!(%error, "local service: the socket cannot be kept for the next daemon");
             }
             None => {}
         }
+    }
+}
+
+pub(super) fn stop(now: Instant, node: &mut Node) {
+    tell(node, now, Input::Stop);
+}
+
+/// Passes an input to the core that serves the kernel.
+fn tell(node: &mut Node, now: Instant, input: Input<'_>) {
+    node.handle_input(now, node::Input::LocalService(input));
+}
+
+/// The thread that makes nudges, and how the last one ended.
+pub(super) struct Nudges {
+    nudger: Nudger,
+    /// The interface of the last nudge, or why it failed.
+    pub(super) last: Option<Result<IfIndex, String>>,
+}
+
+impl Nudges {
+    pub(super) fn new(nudger: Nudger) -> Self {
+        Self { nudger, last: None }
+    }
+
+    /// Logs changes of the outcome, and returns the outcome for the core. `without_place` is what
+    /// the core makes of a nudge for which there was no interface.
+    fn note(&mut self, outcome: Result<Nudged, NudgeError>, without_place: Outcome) -> Outcome {
+        let (outcome, nudged) = match outcome {
+            Ok(Nudged::On(ifindex)) => (Ok(ifindex), Outcome::Done),
+            Ok(Nudged::Postponed) => return Outcome::Postponed,
+            Err(NudgeError::NoPlace(_)) if without_place == Outcome::Postponed => {
+                return Outcome::Postponed;
+            }
+            Err(error) => (Err(chain(&error)), Outcome::Failed),
+        };
+        match (&outcome, &self.last) {
+            (outcome, Some(last)) if outcome == last => {}
+            (Err(failure), _) => {
+                warn!(message_id = ids::NUDGES_FAIL, cause = failure, "nudges fail: {failure}");
+            }
+            (Ok(ifindex), _) if *ifindex != LOOPBACK => {
+                info!(%ifindex, "without IPv6 nudges are made on an IPoIB interface");
+            }
+            (Ok(_), Some(_)) => info!(message_id = ids::NUDGES_WORK, "nudges work again"),
+            (Ok(_), None) => {}
+        }
+        self.last = Some(outcome);
+        nudged
     }
 }

@@ -14,20 +14,19 @@ use ibarr_proto::ip2gid::client;
 use ibarr_proto::sa::PortIndex;
 use tracing::{Level, enabled, trace};
 
-use super::Engine;
 use crate::control::messages::{Body, LevelChange, LogStatus, Response};
+use crate::logging::Levels;
 use crate::transport::queries::Heard;
 use crate::transport::umad::Umads;
 
-impl Engine {
-    pub(super) fn log_level(&mut self, now: Instant, change: Option<&LevelChange>) -> Response {
-        if let Some(LevelChange { level, for_ms }) = change {
-            self.levels.set(now, level.clone(), for_ms.map(Duration::from));
-        }
-        let (level, end) = self.levels.get();
-        let ends_in_ms = end.map(|end| end.since(now).into());
-        Body::Log { log: LogStatus { level, ends_in_ms } }.into()
+/// Changes the level if that is asked for, and shows it.
+pub(super) fn level(now: Instant, change: Option<&LevelChange>, levels: &mut Levels) -> Response {
+    if let Some(LevelChange { level, for_ms }) = change {
+        levels.set(now, level.clone(), for_ms.map(Duration::from));
     }
+    let (level, end) = levels.get();
+    let ends_in_ms = end.map(|end| end.since(now).into());
+    Body::Log { log: LogStatus { level, ends_in_ms } }.into()
 }
 
 /// The kernel's requests in a datagram.

@@ -4,15 +4,14 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_proto::acm::Hosts;
+use ibarr_proto::node::Node;
 use ibarr_proto::paths::{self, PortName};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use super::Engine;
 use crate::config;
 use crate::preload::{self, Loaded, Order, Report, Wanted};
 
@@ -25,7 +24,7 @@ pub(super) struct Preloads {
     /// The ports whose paths were asked for.
     done: BTreeSet<PortName>,
     /// Since when the thread reads.
-    reading: Option<Instant>,
+    pub(super) reading: Option<Instant>,
     /// What is wrong with the files.
     of_hosts: Vec<String>,
     of_routes: Vec<String>,
@@ -54,41 +53,32 @@ impl Preloads {
     }
 
     /// What is wrong with the files, one line for each.
-    pub(super) fn warnings(&self, now: Instant) -> impl Iterator<Item = String> {
-        let taken = self.reading.map(|since| now.since(since)).filter(|&taken| taken >= SLOW);
-        let slow = taken.map(|taken| {
-            let taken = taken.as_secs();
-            format!(
-                "acm: hosts and routes have been read for {taken} s: does their file system hang?"
-            )
-        });
+    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
         let first = |problems: &[String]| {
             let (first, rest) = problems.split_first()?;
             let more = if rest.is_empty() { "" } else { "; the log has the others" };
             Some(format!("acm: {first}{more}"))
         };
-        [slow, first(&self.of_hosts), first(&self.of_routes)].into_iter().flatten()
+        [first(&self.of_hosts), first(&self.of_routes)].into_iter().flatten()
     }
-}
 
-impl Engine {
     /// Begins to read what is due. A file of paths is read when the port is known that they start from.
-    pub(super) fn preload(&mut self, now: Instant) {
-        if self.preloads.reading.is_some() {
+    pub(super) fn start(&mut self, now: Instant, paths: &paths::Config, node: &mut Node) {
+        if self.reading.is_some() {
             return;
         }
         let mut order = Order { hosts: None, routes: None };
-        if std::mem::take(&mut self.preloads.are_hosts_due) {
-            order.hosts.clone_from(&self.preloads.hosts);
+        if std::mem::take(&mut self.are_hosts_due) {
+            order.hosts.clone_from(&self.hosts);
             if order.hosts.is_none() {
-                self.node.set_acm_hosts(Hosts::default());
-                self.preloads.of_hosts.clear();
+                node.set_acm_hosts(Hosts::default());
+                self.of_hosts.clear();
             }
         }
-        if let Some(path) = &self.preloads.routes {
-            let mut ports = self.node.paths().walk(now).ports();
-            ports.retain(|port| self.preloads.done.insert(port.name));
-            let paths::Config { max_cached: most, ttl: life, .. } = self.config.paths;
+        if let Some(path) = &self.routes {
+            let mut ports = node.paths().walk(now).ports();
+            ports.retain(|port| self.done.insert(port.name));
+            let paths::Config { max_cached: most, ttl: life, .. } = *paths;
             if !ports.is_empty() {
                 order.routes = Some((path.clone(), Wanted { ports, most, life }));
             }
@@ -96,26 +86,26 @@ impl Engine {
         if order.hosts.is_none() && order.routes.is_none() {
             return;
         }
-        self.preloads.reading = Some(now);
-        if let Err(error) = preload::start(order, self.preloads.loaded.clone()) {
-            self.preloads.reading = None;
+        self.reading = Some(now);
+        if let Err(error) = preload::start(order, self.loaded.clone()) {
+            self.reading = None;
             warn!(%error, "cannot start a thread to preload addresses and paths");
         }
     }
 
-    pub(super) fn handle_preloaded(&mut self, now: Instant, loaded: Loaded) {
-        self.preloads.reading = None;
+    pub(super) fn handle(&mut self, now: Instant, loaded: Loaded, node: &mut Node) {
+        self.reading = None;
         let Loaded { hosts, routes } = loaded;
         if let Some(hosts) = hosts {
-            self.preloads.of_hosts.clear();
-            if let Some(hosts) = tell("addresses", hosts, &mut self.preloads.of_hosts) {
-                self.node.set_acm_hosts(hosts);
+            self.of_hosts.clear();
+            if let Some(hosts) = tell("addresses", hosts, &mut self.of_hosts) {
+                node.set_acm_hosts(hosts);
             }
         }
         if let Some(routes) = routes
-            && let Some(routes) = tell("paths", routes, &mut self.preloads.of_routes)
+            && let Some(routes) = tell("paths", routes, &mut self.of_routes)
         {
-            self.node.preload_paths(now, routes);
+            node.preload_paths(now, routes);
         }
     }
 }
@@ -141,9 +131,6 @@ fn tell<T>(of: &str, read: Result<(T, Report), String>, problems: &mut Vec<Strin
     problems.truncate(MOST_PROBLEMS);
     read
 }
-
-/// Reading that takes longer is worth a warning: a file of 10,000 ports has a hundred million lines.
-const SLOW: Duration = Duration::from_mins(1);
 
 /// How many problems of a kind of file are remembered: those of a port with a report, and of other ports.
 const MOST_PROBLEMS: usize = 2 * Report::MOST;

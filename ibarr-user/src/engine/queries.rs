@@ -5,11 +5,11 @@
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::client::{Candidate, Input, Output, SocketEvent};
 use ibarr_proto::local_view::rules::Diverted;
-use ibarr_proto::node;
+use ibarr_proto::node::{self, Node};
 use ibarr_proto::trace::Step;
 use tracing::debug;
 
-use super::{Engine, log};
+use super::{log, trace};
 use crate::transport::queries::{Heard, Sockets};
 use crate::transport::rtnetlink::{self, Answer, RouteAnswer, Routes};
 
@@ -48,13 +48,11 @@ impl Queries {
         self.peers.truncate(PEERS);
         by_rules
     }
-}
 
-impl Engine {
-    fn handle_query_socket(&mut self, now: Instant, event: SocketEvent) {
+    fn handle_socket(&mut self, now: Instant, event: SocketEvent, node: &mut Node) {
         let input = match event {
-            SocketEvent::Close(socket) => return self.queries.sockets.close(socket),
-            SocketEvent::Open(socket) => match self.queries.sockets.open(socket) {
+            SocketEvent::Close(socket) => return self.sockets.close(socket),
+            SocketEvent::Open(socket) => match self.sockets.open(socket) {
                 Ok(()) => Input::SocketOpened { socket },
                 Err(error) => {
                     debug!(%socket, %error, "query socket not opened");
@@ -62,57 +60,57 @@ impl Engine {
                 }
             },
         };
-        self.tell_client(now, input);
+        tell(node, now, input);
     }
 
-    pub(super) fn carry_out_query(&mut self, now: Instant, output: Output) {
+    pub(super) fn carry_out(&mut self, now: Instant, output: Output, node: &mut Node) {
         match output {
-            Output::Socket(event) => self.handle_query_socket(now, event),
+            Output::Socket(event) => self.handle_socket(now, event, node),
             Output::Query(transmit) => {
-                if let Err(error) = self.queries.sockets.send(&transmit) {
-                    self.trace_query_not_sent(now, transmit.to, &error);
+                if let Err(error) = self.sockets.send(&transmit) {
+                    trace::query_not_sent(node, now, transmit.to, &error);
                     let query = transmit.payload.as_ref();
-                    return self.tell_client(now, Input::NotSent { query });
+                    return tell(node, now, Input::NotSent { query });
                 }
                 log::peer_is_asked(transmit.to, transmit.payload.as_ref());
-                self.trace_query(now, &transmit);
+                trace::query(node, now, &transmit);
             }
             Output::Route(candidate) => {
-                self.node.trace().step(now, candidate.question, Step::RouteSought);
-                self.queries.note(candidate);
-                if !self.queries.routes.route(candidate) {
-                    self.tell_client(now, Input::Route { candidate, route: None });
+                node.trace().step(now, candidate.question, Step::RouteSought);
+                self.note(candidate);
+                if !self.routes.route(candidate) {
+                    tell(node, now, Input::Route { candidate, route: None });
                 }
             }
             Output::Neighbour(question, route) => {
-                self.node.trace().step(now, question, Step::NeighbourSought);
-                if !self.queries.routes.neighbour(question, route) {
-                    self.tell_client(now, Input::Neighbour { question, gid: None });
+                node.trace().step(now, question, Step::NeighbourSought);
+                if !self.routes.neighbour(question, route) {
+                    tell(node, now, Input::Neighbour { question, gid: None });
                 }
             }
         }
     }
+}
 
-    pub(super) fn handle_route(&mut self, now: Instant, answer: Answer) {
-        self.trace_route(now, &answer);
-        let input = match answer {
-            Answer::Route(RouteAnswer { candidate, route, .. }) => {
-                Input::Route { candidate, route: route.ok() }
-            }
-            Answer::Neighbour { question, entry } => {
-                Input::Neighbour { question, gid: entry.and_then(|entry| entry.gid()) }
-            }
-        };
-        self.tell_client(now, input);
-    }
+pub(super) fn handle_route(now: Instant, answer: Answer, node: &mut Node) {
+    trace::route(node, now, &answer);
+    let input = match answer {
+        Answer::Route(RouteAnswer { candidate, route, .. }) => {
+            Input::Route { candidate, route: route.ok() }
+        }
+        Answer::Neighbour { question, entry } => {
+            Input::Neighbour { question, gid: entry.and_then(|entry| entry.gid()) }
+        }
+    };
+    tell(node, now, input);
+}
 
-    pub(super) fn handle_heard(&mut self, now: Instant, heard: &Heard) {
-        log::peer_answers(heard);
-        self.trace_heard(now, heard);
-        self.tell_client(now, heard.input());
-    }
+pub(super) fn handle_heard(now: Instant, heard: &Heard, node: &mut Node) {
+    log::peer_answers(heard);
+    trace::heard(node, now, heard);
+    tell(node, now, heard.input());
+}
 
-    fn tell_client(&mut self, now: Instant, input: Input<'_>) {
-        self.node.handle_input(now, node::Input::Client(input));
-    }
+fn tell(node: &mut Node, now: Instant, input: Input<'_>) {
+    node.handle_input(now, node::Input::Client(input));
 }

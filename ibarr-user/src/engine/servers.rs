@@ -12,15 +12,15 @@ use ibarr_common::Instant;
 use ibarr_proto::ip2gid::client::Candidate;
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_view::InterfaceName;
+use ibarr_proto::node::Node;
 use tokio::sync::{mpsc, watch};
-use tokio::task::{AbortHandle, yield_now};
+use tokio::task::AbortHandle;
 use tracing::warn;
 
-use super::inputs::Input;
-use super::{Engine, LAST_WORDS, log};
+use super::queries::Queries;
+use super::{log, trace};
 use crate::bpf::Responder;
 use crate::control::messages::ServerStatus;
-use crate::sys::clock;
 use crate::transport::Counters;
 use crate::transport::inherited::Inherited;
 use crate::transport::server::{self, Batch, Event, Query, State, Vrf};
@@ -155,10 +155,12 @@ impl Servers {
         }
     }
 
-    /// How many datagrams the kernel has dropped at the sockets.
-    pub(super) fn dropped(&self) -> u64 {
-        let dropped = |socket: &Socket| u64::from(socket.state.borrow().dropped());
-        self.dropped_before + self.sockets.iter().map(dropped).sum::<u64>()
+    /// How many datagrams the kernel has dropped at the sockets, because there was no room or they were
+    /// damaged. Drops by the guard have their own counters.
+    pub(super) fn dropped(&self, responder: &Responder) -> u64 {
+        let of = |socket: &Socket| u64::from(socket.state.borrow().dropped());
+        let dropped = self.dropped_before + self.sockets.iter().map(of).sum::<u64>();
+        dropped.saturating_sub(responder.dropped_by_guard())
     }
 
     /// Which inherited sockets are not used, with reason and remedy.
@@ -180,20 +182,24 @@ impl Servers {
     pub(super) fn states(&self) -> impl Iterator<Item = (Family, Option<String>, Option<usize>)> {
         self.sockets.iter().map(Socket::shown)
     }
-}
 
-impl Engine {
     /// Answers peers' queries, or keeps them until this node's addresses are known. Each socket
     /// sends one batch, and reads nothing more before it gets its replies.
-    pub(super) fn handle_server(&mut self, now: Instant, event: Event) {
+    pub(super) fn handle(
+        &mut self,
+        now: Instant,
+        event: Event,
+        node: &mut Node,
+        queries: &mut Queries,
+    ) {
         match event {
-            Event::Queries(batch) if self.node.view().is_synced() => self.answer(now, batch),
-            Event::Queries(batch) => self.servers.early.push(batch),
+            Event::Queries(batch) if node.view().is_synced() => answer(now, batch, node, queries),
+            Event::Queries(batch) => self.early.push(batch),
             Event::Sent(replies) => {
                 for (reply, errno) in &replies {
-                    let counter = self.node.handle_sent(reply, *errno);
+                    let counter = node.handle_sent(reply, *errno);
                     if *errno != 0 {
-                        self.trace_not_sent(now, reply, counter);
+                        trace::not_sent(node, now, reply, counter);
                     }
                 }
             }
@@ -201,48 +207,32 @@ impl Engine {
     }
 
     /// Answers the queries that were kept, if this node's addresses are known now.
-    pub(super) fn answer_early(&mut self, now: Instant) {
-        if self.node.view().is_synced() {
-            for batch in std::mem::take(&mut self.servers.early) {
-                self.answer(now, batch);
+    pub(super) fn answer_early(&mut self, now: Instant, node: &mut Node, queries: &mut Queries) {
+        if node.view().is_synced() {
+            for batch in std::mem::take(&mut self.early) {
+                answer(now, batch, node, queries);
             }
         }
     }
+}
 
-    /// Answers the queries that are read already.
-    pub(super) async fn answer_last(&mut self) {
-        let tasks = self.servers.finish();
-        let end = clock::now() + LAST_WORDS;
-        while tasks.iter().any(|task| !task.is_finished()) && clock::now() < end {
-            while let Some(input) = self.inputs.poll() {
-                if let Input::Server(event) = input {
-                    self.handle_server(clock::now(), event);
-                }
-            }
-            yield_now().await;
+fn answer(now: Instant, batch: Batch, node: &mut Node, queries: &mut Queries) {
+    let reply = |query: &Query| {
+        let received = query.received();
+        log::peer_asks(received.from, received.payload);
+        let reply = node.answer(&received);
+        trace::peer(node, now, &received, reply.as_ref());
+        let transmit = reply?;
+        log::peer_is_answered(transmit.to, transmit.payload.as_ref());
+        if let Some(question) = Question::new(transmit.to.ip(), transmit.egress) {
+            let source = Some(transmit.from);
+            queries.note(Candidate { source, ..question.into() });
         }
-    }
-
-    fn answer(&mut self, now: Instant, batch: Batch) {
-        let reply = |query: &Query| {
-            let received = query.received();
-            log::peer_asks(received.from, received.payload);
-            let reply = self.node.answer(&received);
-            self.trace_peer(now, &received, reply.as_ref());
-            let transmit = reply?;
-            log::peer_is_answered(transmit.to, transmit.payload.as_ref());
-            if let Some(question) = Question::new(transmit.to.ip(), transmit.egress) {
-                let source = Some(transmit.from);
-                self.queries.note(Candidate { source, ..question.into() });
-            }
-            Some(transmit)
-        };
-        let replies = batch.queries.iter().filter_map(reply).collect();
-        // A turn of queries alone does not settle.
-        self.show_trace(now);
-        // The socket may have been closed meanwhile.
-        drop(batch.replies.send(replies));
-    }
+        Some(transmit)
+    };
+    let replies = batch.queries.iter().filter_map(reply).collect();
+    // The socket may have been closed meanwhile.
+    drop(batch.replies.send(replies));
 }
 
 impl Socket {

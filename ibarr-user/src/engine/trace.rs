@@ -13,20 +13,21 @@ use ibarr_common::wire::ip2gid::{Query, Reply};
 use ibarr_common::wire::sa::{Answer, Question, Request, Response as SaResponse};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::{client, server};
+use ibarr_proto::node::Node;
 use ibarr_proto::places::{Room, User};
 use ibarr_proto::sa::{PortIndex, Transmit};
-use ibarr_proto::trace::{Event, Filter, Step, Subject, Tie, Verdict};
+use ibarr_proto::trace::{Event, Filter, Step, Subject, Tie, Trace, Verdict};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
-use super::Engine;
-use crate::bpf::{self, Seen};
+use crate::bpf::{self, Responder, Seen};
 use crate::control::messages::{
     Body, Failure, FailureKind, Response, TraceEnd, TraceRequest, Traced, Tracing,
 };
 use crate::transport::queries::Heard;
 use crate::transport::rtnetlink::{self, RouteAnswer};
+use crate::transport::umad::Umads;
 
 const ROOM: Room = Room { all: 8, of_user: 4 };
 
@@ -78,6 +79,93 @@ impl Tracers {
         self.0.iter().filter_map(|tracer| tracer.ends_at).min()
     }
 
+    /// Begins a trace. It ends after the time in the request, with its connection, or with the daemon.
+    pub(super) fn begin(
+        &mut self,
+        now: Instant,
+        user: User,
+        TraceRequest { only, for_ms, kernel }: TraceRequest,
+        events: Option<mpsc::Sender<Response>>,
+        end: oneshot::Sender<Response>,
+        trace: &mut Trace,
+    ) {
+        let own = self.0.iter().filter(|tracer| tracer.user == user).count();
+        let has_room = ROOM.admits(user, own, self.0.len());
+        let Some(events) = events.filter(|_| has_room) else {
+            let Room { all, of_user } = ROOM;
+            let message = format!(
+                "{own} traces of yours run already, at most {of_user}, and at most {all} of all users: end one of them"
+            );
+            // The caller may have disconnected.
+            return drop(end.send(Failure { kind: FailureKind::Overloaded, message }.into()));
+        };
+        let tracing = Tracing { at: now, only, for_ms };
+        // There is room for the first one, unless the caller has disconnected.
+        drop(events.try_send(Body::Tracing { tracing }.into()));
+        let ends_at = for_ms.map(|time| now + Duration::from(time));
+        let packets = if kernel { Packets::Wanted } else { Packets::Unwanted };
+        let tracer =
+            Tracer { user, only, packets, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
+        self.0.push(tracer);
+        trace.set(true);
+        info!(traces = self.0.len(), "a trace of requests begins");
+    }
+
+    /// Passes on what has happened, and ends traces whose time is over.
+    pub(super) fn pass_on(&mut self, now: Instant, node: &mut Node, responder: &Responder) {
+        if self.0.is_empty() {
+            return;
+        }
+        if self.want_packets()
+            && let Some(programs) = responder.reporting(node.responder())
+        {
+            self.tell(now, programs);
+        }
+        while let Some(event) = node.trace().poll() {
+            self.show(&event);
+        }
+        let lost = node.trace().take_lost();
+        for tracer in &mut self.0 {
+            tracer.lose(lost);
+        }
+        let before = self.0.len();
+        self.end(now);
+        self.note_ended(before, node.trace());
+    }
+
+    /// Ends all traces with the daemon.
+    pub(super) fn end_all(&mut self, now: Instant, node: &mut Node, responder: &Responder) {
+        self.pass_on(now, node, responder);
+        let before = self.0.len();
+        for tracer in self.0.drain(..) {
+            tracer.end(TraceEnd::Daemon);
+        }
+        self.note_ended(before, node.trace());
+    }
+
+    fn note_ended(&self, before: usize, trace: &mut Trace) {
+        let left = self.0.len();
+        if left < before {
+            trace.set(left > 0);
+            info!(traces = left, "a trace of requests has ended");
+        }
+    }
+
+    /// What the programs in the kernel have done.
+    pub(super) fn add_packets(&mut self, packets: &bpf::Packets, node: &mut Node) {
+        for &Seen { at, target, by: program, ifindex, from, reason } in &packets.seen {
+            let (interface, verdict) = (name_or_index(node, ifindex), Verdict::of(program, reason));
+            let cause = (reason != Reason::Answered).then(|| reason.name().replace('_', "-"));
+            let step = Step::Packet { program, interface, from, verdict, cause };
+            node.trace().alone(at, target, step);
+        }
+        for tracer in &mut self.0 {
+            if tracer.packets != Packets::Unwanted {
+                tracer.lose(packets.lost);
+            }
+        }
+    }
+
     fn show(&mut self, event: &Event) {
         for tracer in self.0.iter_mut().filter(|tracer| tracer.is_for(event)) {
             tracer.show(event);
@@ -126,227 +214,142 @@ impl Tracer {
     }
 }
 
-impl Engine {
-    /// Begins a trace. It ends after the time in the request, with its connection, or with the daemon.
-    pub(super) fn begin_trace(
-        &mut self,
-        now: Instant,
-        user: User,
-        TraceRequest { only, for_ms, kernel }: TraceRequest,
-        events: Option<mpsc::Sender<Response>>,
-        end: oneshot::Sender<Response>,
-    ) {
-        let own = self.tracers.0.iter().filter(|tracer| tracer.user == user).count();
-        let has_room = ROOM.admits(user, own, self.tracers.0.len());
-        let Some(events) = events.filter(|_| has_room) else {
-            let Room { all, of_user } = ROOM;
-            let message = format!(
-                "{own} traces of yours run already, at most {of_user}, and at most {all} of all users: end one of them"
-            );
-            // The caller may have disconnected.
-            return drop(end.send(Failure { kind: FailureKind::Overloaded, message }.into()));
-        };
-        let tracing = Tracing { at: now, only, for_ms };
-        // There is room for the first one, unless the caller has disconnected.
-        drop(events.try_send(Body::Tracing { tracing }.into()));
-        let ends_at = for_ms.map(|time| now + Duration::from(time));
-        let packets = if kernel { Packets::Wanted } else { Packets::Unwanted };
-        let tracer =
-            Tracer { user, only, packets, ends_at, events, end, shown: 0, lost: 0, untold: 0 };
-        self.tracers.0.push(tracer);
-        self.node.trace().set(true);
-        info!(traces = self.tracers.0.len(), "a trace of requests begins");
-    }
-
-    /// Passes on what has happened, and ends traces whose time is over.
-    pub(super) fn show_trace(&mut self, now: Instant) {
-        if self.tracers.0.is_empty() {
-            return;
-        }
-        if self.tracers.want_packets()
-            && let Some(programs) = self.responder.reporting(self.node.responder())
-        {
-            self.tracers.tell(now, programs);
-        }
-        while let Some(event) = self.node.trace().poll() {
-            self.tracers.show(&event);
-        }
-        let lost = self.node.trace().take_lost();
-        for tracer in &mut self.tracers.0 {
-            tracer.lose(lost);
-        }
-        let before = self.tracers.0.len();
-        self.tracers.end(now);
-        self.note_ended_traces(before);
-    }
-
-    /// Ends all traces with the daemon.
-    pub(super) fn end_traces(&mut self, now: Instant) {
-        self.show_trace(now);
-        let before = self.tracers.0.len();
-        for tracer in self.tracers.0.drain(..) {
-            tracer.end(TraceEnd::Daemon);
-        }
-        self.note_ended_traces(before);
-    }
-
-    fn note_ended_traces(&mut self, before: usize) {
-        let left = self.tracers.0.len();
-        if left < before {
-            self.node.trace().set(left > 0);
-            info!(traces = left, "a trace of requests has ended");
-        }
-    }
-
-    pub(super) fn trace_query(&mut self, now: Instant, transmit: &client::Transmit) {
-        if self.node.trace().is_on()
-            && let Ok(query) = Query::parse(transmit.payload.as_ref())
-        {
-            let (tie, subject) = (Tie::Query(query.msg_id()), query.target());
-            let to = transmit.to;
-            self.node.trace().sent(now, tie, subject, |number| Step::Query { to, number });
-        }
-    }
-
-    pub(super) fn trace_query_not_sent(&mut self, now: Instant, to: SocketAddr, why: &io::Error) {
-        if self.node.trace().is_on() {
-            let step = Step::NotSent { to, cause: why.to_string() };
-            self.node.trace().step(now, to.ip(), step);
-        }
-    }
-
-    pub(super) fn trace_heard(&mut self, now: Instant, heard: &Heard) {
-        if !self.node.trace().is_on() {
-            return;
-        }
-        match heard.input() {
-            client::Input::Datagram { from, payload, .. } => {
-                if let Ok(Reply { msg_id, gid, .. }) = Reply::parse(payload) {
-                    let step = |is_asked: bool| Step::Reply { from, gid, unasked: !is_asked };
-                    let otherwise = Some(from.ip().into());
-                    self.node.trace().came(now, Tie::Query(msg_id), otherwise, step);
-                }
-            }
-            client::Input::Refused { to, .. } => {
-                self.node.trace().step(now, to.ip(), Step::PortUnreachable { to });
-            }
-            _ => {}
-        }
-    }
-
-    pub(super) fn trace_route(&mut self, now: Instant, answer: &rtnetlink::Answer) {
-        if self.node.trace().is_on() {
-            let (question, step) = match *answer {
-                rtnetlink::Answer::Route(RouteAnswer { candidate, route: Ok(route), .. }) => {
-                    let client::Route { ifindex, next_hop } = route;
-                    let interface = self.name_or_index(Some(ifindex));
-                    (candidate.question, Step::Route { interface, next_hop })
-                }
-                rtnetlink::Answer::Route(RouteAnswer { candidate, route: Err(why), .. }) => {
-                    (candidate.question, Step::NoRoute { cause: why.to_string() })
-                }
-                rtnetlink::Answer::Neighbour { question, entry } => {
-                    (question, Step::Neighbour { gid: entry.and_then(|entry| entry.gid()) })
-                }
-            };
-            self.node.trace().step(now, question, step);
-        }
-    }
-
-    pub(super) fn trace_mad_sent(&mut self, now: Instant, transmit: &Transmit) {
-        let &Transmit { port, sa, transaction, is_probe, .. } = transmit;
-        if self.node.trace().is_on()
-            && let Some(name) = self.rdma.port_name(port)
-            && let Ok(Request { question, .. }) = Request::parse(transmit.mad.as_ref())
-        {
-            let subject: Subject = match question {
-                Question::Path(question) => question.into(),
-                Question::Known(query) => query.into(),
-                Question::ClassPortInfo => return,
-            };
-            let (tie, lid) = (Tie::Mad(port, transaction), sa.lid);
-            let step = |number| Step::Mad { port: name, lid, number, probe: is_probe };
-            self.node.trace().sent(now, tie, subject, step);
-        }
-    }
-
-    pub(super) fn trace_mad(
-        &mut self,
-        now: Instant,
-        port: PortIndex,
-        lid: Option<Lid>,
-        mad: &[u8],
-    ) {
-        if self.node.trace().is_on()
-            && let Some(name) = self.rdma.port_name(port)
-            && let Ok(SaResponse { tid, answer, .. }) = SaResponse::parse(mad)
-        {
-            let refusal = match answer {
-                Answer::Path(_) => None,
-                Answer::Refused(refusal) => Some(refusal.to_string()),
-                Answer::ClassPortInfo(_) => return,
-            };
-            let tie = Tie::Mad(port, tid.transaction());
-            let step = |_| Step::MadAnswer { port: name, lid, refusal };
-            self.node.trace().came(now, tie, None, step);
-        }
-    }
-
-    /// What the programs in the kernel have done.
-    pub(super) fn trace_packets(&mut self, packets: &bpf::Packets) {
-        for &Seen { at, target, by: program, ifindex, from, reason } in &packets.seen {
-            let (interface, verdict) = (self.name_or_index(ifindex), Verdict::of(program, reason));
-            let cause = (reason != Reason::Answered).then(|| reason.name().replace('_', "-"));
-            let step = Step::Packet { program, interface, from, verdict, cause };
-            self.node.trace().alone(at, target, step);
-        }
-        for tracer in &mut self.tracers.0 {
-            if tracer.packets != Packets::Unwanted {
-                tracer.lose(packets.lost);
-            }
-        }
-    }
-
-    /// A query of a peer, and its reply or why there is none.
-    pub(super) fn trace_peer(
-        &mut self,
-        now: Instant,
-        received: &server::Received<'_>,
-        reply: Option<&server::Transmit>,
-    ) {
-        if self.node.trace().is_on()
-            && let Ok(query) = Query::parse(received.payload)
-        {
-            let sent = reply.map(|transmit| Reply::parse(transmit.payload.as_ref()));
-            let (gid, cause) = match sent {
-                Some(reply) => (reply.ok().and_then(|reply| reply.gid), None),
-                None => (None, self.node.why_silent(received)),
-            };
-            let step = Step::Peer { from: received.from, gid, cause };
-            self.node.trace().alone(now, query.target(), step);
-        }
+pub(super) fn query(node: &mut Node, now: Instant, transmit: &client::Transmit) {
+    if node.trace().is_on()
+        && let Ok(query) = Query::parse(transmit.payload.as_ref())
+    {
+        let (tie, subject) = (Tie::Query(query.msg_id()), query.target());
+        let to = transmit.to;
+        node.trace().sent(now, tie, subject, |number| Step::Query { to, number });
     }
 }
 
-impl Engine {
-    /// Adds that the kernel has refused to send a reply.
-    pub(super) fn trace_not_sent(
-        &mut self,
-        now: Instant,
-        reply: &server::Transmit,
-        why: server::Counter,
-    ) {
-        let step = Step::Peer { from: reply.to, gid: None, cause: Some(why) };
-        self.node.trace().alone(now, reply.from, step);
-        self.show_trace(now);
+pub(super) fn query_not_sent(node: &mut Node, now: Instant, to: SocketAddr, why: &io::Error) {
+    if node.trace().is_on() {
+        let step = Step::NotSent { to, cause: why.to_string() };
+        node.trace().step(now, to.ip(), step);
     }
+}
 
-    /// The name of an interface, or `#` and its index.
-    fn name_or_index(&self, ifindex: Option<IfIndex>) -> String {
-        let index = ifindex.map_or(0, IfIndex::get);
-        let name = ifindex.and_then(|ifindex| self.interface_name(ifindex));
-        name.unwrap_or_else(|| format!("#{index}"))
+pub(super) fn heard(node: &mut Node, now: Instant, heard: &Heard) {
+    if !node.trace().is_on() {
+        return;
     }
+    match heard.input() {
+        client::Input::Datagram { from, payload, .. } => {
+            if let Ok(Reply { msg_id, gid, .. }) = Reply::parse(payload) {
+                let step = |is_asked: bool| Step::Reply { from, gid, unasked: !is_asked };
+                let otherwise = Some(from.ip().into());
+                node.trace().came(now, Tie::Query(msg_id), otherwise, step);
+            }
+        }
+        client::Input::Refused { to, .. } => {
+            node.trace().step(now, to.ip(), Step::PortUnreachable { to });
+        }
+        _ => {}
+    }
+}
+
+pub(super) fn route(node: &mut Node, now: Instant, answer: &rtnetlink::Answer) {
+    if node.trace().is_on() {
+        let (question, step) = match *answer {
+            rtnetlink::Answer::Route(RouteAnswer { candidate, route: Ok(route), .. }) => {
+                let client::Route { ifindex, next_hop } = route;
+                let interface = name_or_index(node, Some(ifindex));
+                (candidate.question, Step::Route { interface, next_hop })
+            }
+            rtnetlink::Answer::Route(RouteAnswer { candidate, route: Err(why), .. }) => {
+                (candidate.question, Step::NoRoute { cause: why.to_string() })
+            }
+            rtnetlink::Answer::Neighbour { question, entry } => {
+                (question, Step::Neighbour { gid: entry.and_then(|entry| entry.gid()) })
+            }
+        };
+        node.trace().step(now, question, step);
+    }
+}
+
+pub(super) fn mad_sent(node: &mut Node, now: Instant, umads: &Umads, transmit: &Transmit) {
+    let &Transmit { port, sa, transaction, is_probe, .. } = transmit;
+    if node.trace().is_on()
+        && let Some(name) = umads.port_name(port)
+        && let Ok(Request { question, .. }) = Request::parse(transmit.mad.as_ref())
+    {
+        let subject: Subject = match question {
+            Question::Path(question) => question.into(),
+            Question::Known(query) => query.into(),
+            Question::ClassPortInfo => return,
+        };
+        let (tie, lid) = (Tie::Mad(port, transaction), sa.lid);
+        let step = |number| Step::Mad { port: name, lid, number, probe: is_probe };
+        node.trace().sent(now, tie, subject, step);
+    }
+}
+
+pub(super) fn mad(
+    node: &mut Node,
+    now: Instant,
+    umads: &Umads,
+    port: PortIndex,
+    lid: Option<Lid>,
+    mad: &[u8],
+) {
+    if node.trace().is_on()
+        && let Some(name) = umads.port_name(port)
+        && let Ok(SaResponse { tid, answer, .. }) = SaResponse::parse(mad)
+    {
+        let refusal = match answer {
+            Answer::Path(_) => None,
+            Answer::Refused(refusal) => Some(refusal.to_string()),
+            Answer::ClassPortInfo(_) => return,
+        };
+        let tie = Tie::Mad(port, tid.transaction());
+        let step = |_| Step::MadAnswer { port: name, lid, refusal };
+        node.trace().came(now, tie, None, step);
+    }
+}
+
+/// A query of a peer, and its reply or why there is none.
+pub(super) fn peer(
+    node: &mut Node,
+    now: Instant,
+    received: &server::Received<'_>,
+    reply: Option<&server::Transmit>,
+) {
+    if node.trace().is_on()
+        && let Ok(query) = Query::parse(received.payload)
+    {
+        let sent = reply.map(|transmit| Reply::parse(transmit.payload.as_ref()));
+        let (gid, cause) = match sent {
+            Some(reply) => (reply.ok().and_then(|reply| reply.gid), None),
+            None => (None, node.why_silent(received)),
+        };
+        let step = Step::Peer { from: received.from, gid, cause };
+        node.trace().alone(now, query.target(), step);
+    }
+}
+
+/// Adds that the kernel has refused to send a reply.
+pub(super) fn not_sent(
+    node: &mut Node,
+    now: Instant,
+    reply: &server::Transmit,
+    why: server::Counter,
+) {
+    let step = Step::Peer { from: reply.to, gid: None, cause: Some(why) };
+    node.trace().alone(now, reply.from, step);
+}
+
+/// The name of an interface, or `#` and its index.
+fn name_or_index(node: &Node, ifindex: Option<IfIndex>) -> String {
+    let index = ifindex.map_or(0, IfIndex::get);
+    let name = ifindex.and_then(|ifindex| interface_name(node, ifindex));
+    name.unwrap_or_else(|| format!("#{index}"))
+}
+
+pub(super) fn interface_name(node: &Node, ifindex: IfIndex) -> Option<String> {
+    let named = node.view().interfaces().find(|link| link.ifindex == ifindex)?;
+    Some(named.name.to_string())
 }
 
 #[cfg(test)]
