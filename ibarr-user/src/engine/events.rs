@@ -7,12 +7,12 @@ use std::path::Path;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::DeviceName;
+use ibarr_proto::node::{self, Node};
 use ibarr_proto::paths::Input;
 use ibarr_proto::sa::PortIndex;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
-use super::Engine;
 use crate::logging::ids;
 use crate::transport::events::{Event, Events};
 use crate::transport::ports::Dirs;
@@ -46,66 +46,57 @@ impl Hearing {
     pub(super) fn failure(&self, device: DeviceName) -> Option<&str> {
         self.devices.get(&device)?.as_ref().err().map(String::as_str)
     }
-}
-
-impl Engine {
-    pub(super) fn handle_event(&mut self, now: Instant, event: Event) {
-        match event {
-            Event::Happened(name, event) => {
-                info!(port = %name, %event, "the kernel reported an event");
-                // Read the new state of the port at once.
-                self.rdma.look();
-                if let Some(port) = self.rdma.index(name) {
-                    self.tell_paths(now, Input::Happened { port, event });
-                }
-            }
-            Event::Heard(device) => {
-                debug!(%device, "receiving its events");
-                self.rdma.hearing.devices.insert(device, Ok(()));
-                self.tell_hearing(now, device);
-            }
-            Event::Deaf(device, reason) => {
-                if self.rdma.hearing.devices.get(&device) == Some(&Ok(())) {
-                    info!(%device, "events of its ports are no longer received: {reason}");
-                } else if !self
-                    .rdma
-                    .hearing
-                    .devices
-                    .values()
-                    .any(|known| *known == Err(reason.clone()))
-                {
-                    warn!(
-                        message_id = ids::EVENTS_NOT_HEARD,
-                        cause = reason,
-                        %device,
-                        "events of its ports are not received, so a change of the subnet is noticed \
-                         some seconds later: {reason}"
-                    );
-                }
-                self.rdma.hearing.devices.insert(device, Err(reason));
-                self.tell_hearing(now, device);
-            }
-        }
-    }
 
     /// Called when a device has a port, or a port of it has changed.
-    pub(super) fn hear_events_of(&mut self, now: Instant, port: PortIndex, device: DeviceName) {
-        if let Some(events) = &self.rdma.hearing.events
+    pub(super) fn watch(
+        &mut self,
+        now: Instant,
+        port: PortIndex,
+        device: DeviceName,
+        node: &mut Node,
+    ) {
+        if let Some(events) = &self.events
             && let Err(error) = events.watch(device)
         {
-            let reason = format!("cannot start a thread: {error}");
-            self.rdma.hearing.devices.insert(device, Err(reason));
+            self.devices.insert(device, Err(format!("cannot start a thread: {error}")));
         }
-        let heard = self.rdma.hearing.why_not(device).is_none();
-        self.tell_paths(now, Input::Hearing { port, heard });
+        let heard = self.why_not(device).is_none();
+        tell(node, now, Input::Hearing { port, heard });
     }
 
-    fn tell_hearing(&mut self, now: Instant, device: DeviceName) {
-        let heard = self.rdma.hearing.why_not(device).is_none();
-        let of_device = self.node.paths().ports().filter(|(_, name, ..)| name.device == device);
+    /// Events of a device arrive now, or do not for this reason.
+    pub(super) fn note(
+        &mut self,
+        now: Instant,
+        device: DeviceName,
+        heard: Result<(), String>,
+        node: &mut Node,
+    ) {
+        match &heard {
+            Ok(()) => debug!(%device, "receiving its events"),
+            Err(reason) if self.devices.get(&device) == Some(&Ok(())) => {
+                info!(%device, "events of its ports are no longer received: {reason}");
+            }
+            Err(_) if self.devices.values().any(|known| *known == heard) => {}
+            Err(reason) => warn!(
+                message_id = ids::EVENTS_NOT_HEARD,
+                cause = reason,
+                %device,
+                "events of its ports are not received, so a change of the subnet is noticed some \
+                 seconds later: {reason}"
+            ),
+        }
+        self.devices.insert(device, heard);
+        let heard = self.why_not(device).is_none();
+        let of_device = node.paths().ports().filter(|(_, name, ..)| name.device == device);
         let ports: Vec<_> = of_device.map(|(port, ..)| port).collect();
         for port in ports {
-            self.tell_paths(now, Input::Hearing { port, heard });
+            tell(node, now, Input::Hearing { port, heard });
         }
     }
+}
+
+/// Passes an input to the core of paths.
+pub(super) fn tell(node: &mut Node, now: Instant, input: Input<'_>) {
+    node.handle_input(now, node::Input::Paths(input));
 }

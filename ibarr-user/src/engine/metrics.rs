@@ -17,16 +17,12 @@ use crate::metrics::server::FRESH;
 use crate::metrics::{Name, Snapshot};
 use crate::transport;
 
-/// The last values, so that no user makes the engine collect them again and again.
-#[derive(Debug, Default)]
-pub(super) struct Last(Option<(Instant, Snapshot)>);
-
 impl Engine {
     /// The metrics as text.
     pub(super) fn metrics(&mut self, now: Instant, form: MetricsForm) -> String {
-        let last = self.last_metrics.0.take().filter(|(at, _)| now.since(*at) < FRESH);
+        let last = self.service.last_metrics.take().filter(|(at, _)| now.since(*at) < FRESH);
         let last = last.unwrap_or_else(|| (now, self.snapshot_of_metrics(now)));
-        self.last_metrics.0.insert(last).1.text(form)
+        self.service.last_metrics.insert(last).1.text(form)
     }
 
     fn snapshot_of_metrics(&self, now: Instant) -> Snapshot {
@@ -34,7 +30,7 @@ impl Engine {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let unix_of = |then: Instant| unix.saturating_sub(now.since(then)).as_secs_f64();
         all.level(Name::BuildInfo, &[env!("CARGO_PKG_VERSION")], 1.0);
-        all.level(Name::Start, &[], unix_of(self.started));
+        all.level(Name::Start, &[], unix_of(self.service.started));
         for report in self.node.health().report() {
             let level = match report.state {
                 State::Ok => 0.0,
@@ -44,7 +40,7 @@ impl Engine {
             let of = report.subsystem.object().unwrap_or_default();
             all.level(Name::Health, &[report.subsystem.name(), &of], level);
         }
-        let is_successful = self.reloads.failed().is_none();
+        let is_successful = self.settings.reloads.failed.is_none();
         all.level(Name::Reload, &[], f64::from(u8::from(is_successful)));
         self.requests(&mut all);
         self.answers_and_drops(&mut all);
@@ -101,9 +97,9 @@ impl Engine {
         drops(all, "server", server, |counter| !not_dropped.contains(&counter));
         drops(all, "client", self.node.client().counters(), is_client_drop);
         let lost = [
-            ("query-dropped", self.queries_dropped()),
+            ("query-dropped", self.servers.dropped(&self.responder)),
             ("reply-not-received", self.queries.dropped()),
-            ("reply-dropped", self.control.counters.get(transport::Counter::ReplyDropped)),
+            ("reply-dropped", self.service.control.counters.get(transport::Counter::ReplyDropped)),
         ];
         for (reason, count) in lost {
             all.count(Name::Drops, &["socket", reason], count);

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::Place;
+use ibarr_proto::node::Node;
 use tokio::sync::oneshot;
 
-use super::Engine;
 use crate::control::messages::{
     AddressMark, Body, CacheEntry, Failure, FailureKind, PathMark, Response,
 };
@@ -49,76 +49,80 @@ impl Pages {
         }
         None
     }
-}
 
-impl Engine {
     /// Makes a page, if one was requested.
-    pub(super) fn make_page(&mut self, now: Instant) {
-        let Some((asked, to)) = self.users.pages.next() else { return };
+    pub(super) fn make(&mut self, now: Instant, started: Instant, node: &Node) {
+        let Some((asked, to)) = self.next() else { return };
         let page = match asked {
-            Asked::Addresses(after) => self.page_of_addresses(now, after),
-            Asked::Paths(after) => self.page_of_paths(now, after),
+            Asked::Addresses(after) => page_of_addresses(now, after, started, node),
+            Asked::Paths(after) => page_of_paths(now, after, started, node),
         };
         // The connection may be closed.
         drop(to.send(page.map_or_else(Response::from, Response::from)));
     }
+}
 
-    fn page_of_addresses(&self, now: Instant, after: Option<AddressMark>) -> Result<Body, Failure> {
-        let after = match after {
-            None => None,
-            Some(AddressMark { daemon, expires_at, ip, ifindex }) => {
-                self.is_ours(daemon)?;
-                let question = Question::new(ip, ifindex);
-                let question = question.ok_or_else(no_mark)?;
-                Some(Place { expires_at, question })
-            }
-        };
-        let (page, next) = self.node.client().page(after, PAGE);
-        let names: BTreeMap<IfIndex, String> = self
-            .node
-            .view()
-            .interfaces()
-            .map(|link| (link.ifindex, link.name.to_string()))
-            .collect();
-        let name =
-            |egress: IfIndex| names.get(&egress).cloned().unwrap_or_else(|| format!("#{egress}"));
-        let entries = page.into_iter().map(|(question, cached)| CacheEntry {
-            ip: question.target(),
-            interface: question.egress().map(name),
-            gid: cached.gid,
-            expires_in_ms: cached.expires_at.since(now).into(),
-        });
-        let mark = |Place { expires_at, question }| AddressMark {
-            daemon: self.started,
-            expires_at,
-            ip: question.target(),
-            ifindex: question.egress(),
-        };
-        Ok(Body::Cache { entries: entries.collect(), next: next.map(mark) })
-    }
-
-    fn page_of_paths(&self, now: Instant, after: Option<PathMark>) -> Result<Body, Failure> {
-        let from = match after {
-            None => 0,
-            Some(PathMark { daemon, place }) => {
-                self.is_ours(daemon)?;
-                place
-            }
-        };
-        let (page, next) = self.node.paths().page(from, PAGE);
-        let paths = page.into_iter().map(|cached| super::paths::cached_path(now, &cached));
-        let mark = |place| PathMark { daemon: self.started, place };
-        Ok(Body::Paths { paths: paths.collect(), next: next.map(mark) })
-    }
-
-    /// A mark names its daemon by its start time.
-    fn is_ours(&self, daemon: Instant) -> Result<(), Failure> {
-        if daemon == self.started {
-            return Ok(());
+fn page_of_addresses(
+    now: Instant,
+    after: Option<AddressMark>,
+    started: Instant,
+    node: &Node,
+) -> Result<Body, Failure> {
+    let after = match after {
+        None => None,
+        Some(AddressMark { daemon, expires_at, ip, ifindex }) => {
+            is_ours(daemon, started)?;
+            let question = Question::new(ip, ifindex);
+            let question = question.ok_or_else(no_mark)?;
+            Some(Place { expires_at, question })
         }
-        let message = "the daemon was restarted meanwhile: ask again".to_owned();
-        Err(Failure { kind: FailureKind::Busy, message })
+    };
+    let (page, next) = node.client().page(after, PAGE);
+    let names: BTreeMap<IfIndex, String> =
+        node.view().interfaces().map(|link| (link.ifindex, link.name.to_string())).collect();
+    let name =
+        |egress: IfIndex| names.get(&egress).cloned().unwrap_or_else(|| format!("#{egress}"));
+    let entries = page.into_iter().map(|(question, cached)| CacheEntry {
+        ip: question.target(),
+        interface: question.egress().map(name),
+        gid: cached.gid,
+        expires_in_ms: cached.expires_at.since(now).into(),
+    });
+    let mark = |Place { expires_at, question }| AddressMark {
+        daemon: started,
+        expires_at,
+        ip: question.target(),
+        ifindex: question.egress(),
+    };
+    Ok(Body::Cache { entries: entries.collect(), next: next.map(mark) })
+}
+
+fn page_of_paths(
+    now: Instant,
+    after: Option<PathMark>,
+    started: Instant,
+    node: &Node,
+) -> Result<Body, Failure> {
+    let from = match after {
+        None => 0,
+        Some(PathMark { daemon, place }) => {
+            is_ours(daemon, started)?;
+            place
+        }
+    };
+    let (page, next) = node.paths().page(from, PAGE);
+    let paths = page.into_iter().map(|cached| super::paths::cached_path(now, &cached));
+    let mark = |place| PathMark { daemon: started, place };
+    Ok(Body::Paths { paths: paths.collect(), next: next.map(mark) })
+}
+
+/// A mark names its daemon by its start time.
+fn is_ours(daemon: Instant, started: Instant) -> Result<(), Failure> {
+    if daemon == started {
+        return Ok(());
     }
+    let message = "the daemon was restarted meanwhile: ask again".to_owned();
+    Err(Failure { kind: FailureKind::Busy, message })
 }
 
 fn no_mark() -> Failure {

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
-use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Family;
 use ibarr_proto::ip2gid::client::Slow;
 use ibarr_proto::local_view::neighbours::Neighbour;
@@ -16,6 +16,7 @@ use ibarr_proto::{counters, local_service, paths, sa, shares};
 use tracing::{debug, info};
 
 use super::descriptions::Other;
+use super::trace::interface_name;
 use super::{Engine, health};
 use crate::bpf::{self, Hook, Longevity};
 use crate::control::messages::{
@@ -45,10 +46,11 @@ impl Engine {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            uptime_s: now.since(self.started).into(),
-            config: (!self.config.files.is_empty()).then(|| self.config.files.join(", ")),
-            reloaded_ago_s: self.reloads.succeeded().map(|at| now.since(at).into()),
-            failed_reload: self.reloads.failed().map(|failed| FailedReload {
+            uptime_s: now.since(self.service.started).into(),
+            config: (!self.settings.config.files.is_empty())
+                .then(|| self.settings.config.files.join(", ")),
+            reloaded_ago_s: self.settings.reloads.succeeded.map(|at| now.since(at).into()),
+            failed_reload: self.settings.reloads.failed.as_ref().map(|failed| FailedReload {
                 ago_s: now.since(failed.at).into(),
                 message: failed.message.clone(),
             }),
@@ -57,7 +59,7 @@ impl Engine {
             servers: self.servers.status(),
             local_service: self.local_service_status(),
             responder: self.responder_status(now),
-            ports: self.port_status(now),
+            ports: self.rdma.status(now, &self.node),
             cached_paths: self.node.paths().load().cached,
             path_requests: self.path_requests(),
             interfaces: self.node.view().interfaces().map(|link| self.interface(&link)).collect(),
@@ -70,7 +72,8 @@ impl Engine {
     }
 
     fn slowest_peers(&self, now: Instant) -> Vec<SlowPeer> {
-        let name = |ifindex| self.interface_name(ifindex).unwrap_or_else(|| format!("#{ifindex}"));
+        let name =
+            |ifindex| interface_name(&self.node, ifindex).unwrap_or_else(|| format!("#{ifindex}"));
         let peer = |Slow { question, took, at }: Slow| SlowPeer {
             ip: question.target(),
             interface: question.egress().map(name),
@@ -90,9 +93,9 @@ impl Engine {
 
     fn control_status(&self) -> ControlStatus {
         ControlStatus {
-            connections: self.control.connections.count(),
-            refused: self.connections_refused(),
-            group: self.control.access.group().to_string(),
+            connections: self.service.control.connections.count(),
+            refused: self.service.connections_refused(),
+            group: self.service.control.access.group().to_string(),
         }
     }
 
@@ -121,11 +124,11 @@ impl Engine {
     }
 
     pub(super) fn local_service_status(&self) -> LocalServiceStatus {
-        let (state, blocked) = self.kernel.socket().status();
-        let (nudges, nudge_interface) = match self.kernel.nudges().last() {
-            _ if !self.config.local_service.nudge => (NudgeState::Off, None),
+        let (state, blocked) = self.kernel.socket.status();
+        let (nudges, nudge_interface) = match self.kernel.nudges.last.as_ref() {
+            _ if !self.settings.config.local_service.nudge => (NudgeState::Off, None),
             Some(Err(_)) => (NudgeState::Failing, None),
-            Some(Ok(ifindex)) => (NudgeState::On, self.interface_name(*ifindex)),
+            Some(Ok(ifindex)) => (NudgeState::On, interface_name(&self.node, *ifindex)),
             None => (NudgeState::On, None),
         };
         LocalServiceStatus {
@@ -134,13 +137,8 @@ impl Engine {
             waiting: self.node.local_service().load().waiting,
             nudges,
             nudge_interface,
-            listeners: self.kernel.socket().listeners(),
+            listeners: self.kernel.socket.listeners(),
         }
-    }
-
-    pub(super) fn interface_name(&self, ifindex: IfIndex) -> Option<String> {
-        let named = self.node.view().interfaces().find(|link| link.ifindex == ifindex)?;
-        Some(named.name.to_string())
     }
 
     pub(super) fn counts(&self) -> BTreeMap<String, u64> {
@@ -158,24 +156,13 @@ impl Engine {
         add(&mut counts, "responder", &self.responder.counters(self.node.responder()));
         let programs = self.responder.counts().into_iter();
         counts.extend(programs.map(|(name, count)| (format!("bpf.{name}"), count)));
-        counts.extend(self.control.counters.iter().map(|(name, count)| (name.to_string(), count)));
-        counts.insert(Other::LogDropped.to_string(), self.log.dropped());
-        counts.insert(Other::QueryDropped.to_string(), self.queries_dropped());
+        counts.extend(
+            self.service.control.counters.iter().map(|(name, count)| (name.to_string(), count)),
+        );
+        counts.insert(Other::LogDropped.to_string(), self.service.log.dropped());
+        counts.insert(Other::QueryDropped.to_string(), self.servers.dropped(&self.responder));
         counts.insert(Other::ReplyNotReceived.to_string(), self.queries.dropped());
         counts
-    }
-
-    /// How many datagrams the kernel has dropped at query sockets, because there was no room or
-    /// they were damaged. Drops by the guard have their own counters.
-    pub(super) fn queries_dropped(&self) -> u64 {
-        self.servers.dropped().saturating_sub(self.responder.dropped_by_guard())
-    }
-
-    pub(super) fn config_name(&self) -> String {
-        if self.config.files.is_empty() {
-            return format!("defaults ({} is not there)", self.options.config.display());
-        }
-        self.config.files.join(", ")
     }
 
     fn responder_status(&self, now: Instant) -> ResponderStatus {
@@ -190,13 +177,13 @@ impl Engine {
         };
         let is_early = blocked.is_none() && self.responder.longevity() == Longevity::Namespace;
         let ends_early = is_early.then(|| {
-            let dir = self.options.bpf_dir.display();
+            let dir = self.settings.options.bpf_dir.display();
             format!(
                 "only the daemon's mount namespace has the bpffs of {dir}: programs end with the last \
                  process in it; mount the bpffs for the whole machine before the daemon starts"
             )
         });
-        let bpf_dir = Some(self.options.bpf_dir.display().to_string());
+        let bpf_dir = Some(self.settings.options.bpf_dir.display().to_string());
         ResponderStatus { lease_ends_in_ms, blocked, ends_early, bpf_dir }
     }
 

@@ -6,12 +6,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_proto::paths::snapshot::{Origin, Restored, Schedule, Verdict};
+use ibarr_proto::node::Node;
+use ibarr_proto::paths::{
+    Paths,
+    snapshot::{Origin, Restored, Schedule, Verdict},
+};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use super::Engine;
-use super::inputs::Input;
+use super::inputs::{Input, Inputs};
 use crate::logging::ids;
 use crate::transport::snapshot::{Event, Keeper, Order};
 
@@ -51,46 +54,27 @@ impl Snapshots {
         self.unsaved.as_deref().map(unsaved)
     }
 
-    fn is_saved(&mut self) {
-        if self.unsaved.take().is_some() {
-            info!(message_id = ids::SNAPSHOT_WORKS, "paths are saved for the next daemon again");
-        } else {
-            debug!("saved paths for the next daemon");
-        }
-    }
-
-    fn is_not_saved(&mut self, reason: String) {
-        if self.unsaved.is_none() {
-            warn_unsaved(&reason);
-        }
-        self.unsaved = Some(reason);
-    }
-
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.file.as_ref().map(|_| self.schedule.poll_timeout())
     }
-}
 
-impl Engine {
     /// Writes a part of a snapshot, if one is due.
-    pub(super) fn keep_paths(&mut self, now: Instant) {
-        let Snapshots { keeper, file: Some(file), schedule, .. } = &mut self.snapshots else {
-            return;
-        };
+    pub(super) fn keep(&mut self, now: Instant, paths: &Paths) {
+        let Self { keeper, file: Some(file), schedule, .. } = self else { return };
         if schedule.poll_timeout() > now {
             return;
         }
         let room = keeper.try_reserve();
-        if let Some(action) = schedule.poll(now, self.node.paths(), room.is_some())
+        if let Some(action) = schedule.poll(now, paths, room.is_some())
             && let Some(room) = room
         {
             room.send(Order::Write(file.clone(), action));
         }
     }
 
-    pub(super) fn handle_snapshot(&mut self, now: Instant, event: Event) {
+    pub(super) fn handle(&mut self, now: Instant, event: Event, node: &mut Node) {
         match event {
-            Event::Read(snapshot, age) => self.node.restore_paths(now, snapshot, age),
+            Event::Read(snapshot, age) => node.restore_paths(now, snapshot, age),
             Event::Refused(reason) => {
                 warn!(
                     message_id = ids::SNAPSHOT_FAILED,
@@ -98,37 +82,26 @@ impl Engine {
                     "the snapshot of paths is not used: {reason}"
                 );
             }
-            Event::Written => self.snapshots.is_saved(),
-            Event::NotWritten(reason) => self.snapshots.is_not_saved(reason),
+            Event::Written if self.unsaved.take().is_some() => {
+                info!(
+                    message_id = ids::SNAPSHOT_WORKS,
+                    "paths are saved for the next daemon again"
+                );
+            }
+            Event::Written => debug!("saved paths for the next daemon"),
+            Event::NotWritten(reason) => {
+                if self.unsaved.is_none() {
+                    warn_unsaved(&reason);
+                }
+                self.unsaved = Some(reason);
+            }
             Event::Ended => {}
         }
     }
 
-    pub(super) fn tell_restored(&mut self) {
-        while let Some(Restored { port, paths, verdict, origin }) = self.node.poll_restored() {
-            let what = match (verdict, origin) {
-                (Verdict::Taken, Origin::File) => "took over paths of a file",
-                (Verdict::Changed | Verdict::Absent, Origin::File) => {
-                    "paths of a file are discarded: the port has changed since it was read; reload"
-                }
-                (Verdict::Taken, Origin::LastDaemon) => "took over paths of the last daemon",
-                (Verdict::Changed, Origin::LastDaemon) => {
-                    "paths of the last daemon are discarded: LID, GID, subnet manager or \
-                     partitions of the port have changed"
-                }
-                (Verdict::Absent, Origin::LastDaemon) => {
-                    "paths of a port that does not become active"
-                }
-            };
-            info!(%port, paths, "{what}");
-        }
-    }
-
     /// Writes the last snapshot all at once, because nothing else runs any more.
-    pub(super) async fn keep_paths_at_end(self) {
-        let Self { snapshots, node, mut inputs, .. } = self;
-        let Snapshots { keeper, file: Some(file), .. } = snapshots else { return };
-        let paths = node.paths();
+    pub(super) async fn keep_at_end(self, paths: &Paths, mut inputs: Inputs) {
+        let Self { keeper, file: Some(file), .. } = self else { return };
         let write = async {
             let now = crate::sys::clock::now();
             let mut schedule = Schedule::new(now);
@@ -152,6 +125,24 @@ impl Engine {
             Ok(_) => {}
             Err(_) => warn_unsaved("the disk is too slow"),
         }
+    }
+}
+
+pub(super) fn tell_restored(node: &mut Node) {
+    while let Some(Restored { port, paths, verdict, origin }) = node.poll_restored() {
+        let what = match (verdict, origin) {
+            (Verdict::Taken, Origin::File) => "took over paths of a file",
+            (Verdict::Changed | Verdict::Absent, Origin::File) => {
+                "paths of a file are discarded: the port has changed since it was read; reload"
+            }
+            (Verdict::Taken, Origin::LastDaemon) => "took over paths of the last daemon",
+            (Verdict::Changed, Origin::LastDaemon) => {
+                "paths of the last daemon are discarded: LID, GID, subnet manager or \
+                 partitions of the port have changed"
+            }
+            (Verdict::Absent, Origin::LastDaemon) => "paths of a port that does not become active",
+        };
+        info!(%port, paths, "{what}");
     }
 }
 

@@ -12,10 +12,12 @@ use ibarr_proto::requests::AddressRequest;
 use ibarr_proto::shares::User;
 use tracing::info;
 
-use super::Engine;
 use super::asks::Asks;
+use super::health::Input;
 use super::pages::{Asked, Pages};
 use super::paths::PathAsks;
+use super::trace::Tracers;
+use super::{Engine, log};
 use crate::control::messages::{Body, Failure, FailureKind, Lookup, Request, Response, Target};
 use crate::control::server::Ask;
 
@@ -25,6 +27,7 @@ pub(super) struct Users {
     pub(super) addresses: Asks,
     pub(super) paths: PathAsks,
     pub(super) pages: Pages,
+    pub(super) tracers: Tracers,
 }
 
 impl Engine {
@@ -41,19 +44,22 @@ impl Engine {
                 let requests = self.users.addresses.add(now, targets, answer, each);
                 return self.ask_addresses(now, user, requests, lookup, deadline);
             }
-            Request::Path { path } => return self.ask_path(now, user, &path, answer),
+            Request::Path { path } => {
+                return self.users.paths.ask(now, user, &path, answer, &mut self.node);
+            }
             Request::Cache { after } => {
                 return self.users.pages.ask(Asked::Addresses(after), answer);
             }
             Request::Paths { after } => return self.users.pages.ask(Asked::Paths(after), answer),
             Request::Reload => return self.reload(now, Some(answer)),
             Request::Status => {
-                self.assess_anew(now);
+                self.node.handle_input(now, node::Input::Health(Input::Asked));
+                self.assess(now);
                 Body::Status { status: Box::new(self.status(now)) }.into()
             }
             Request::Metrics { form } => Body::Metrics { metrics: self.metrics(now, form) }.into(),
             Request::Counters => Body::Counters { counters: self.counts() }.into(),
-            Request::Ports => Body::Ports { ports: self.port_status(now) }.into(),
+            Request::Ports => Body::Ports { ports: self.rdma.status(now, &self.node) }.into(),
             Request::Flush => {
                 let (forgotten, paths) = (self.node.flush(), self.node.flush_paths());
                 info!(forgotten, paths, "flushed the caches");
@@ -61,9 +67,12 @@ impl Engine {
                     .into()
             }
             Request::Trace(request) => {
-                return self.begin_trace(now, user, request, each, answer);
+                let trace = self.node.trace();
+                return self.users.tracers.begin(now, user, request, each, answer, trace);
             }
-            Request::LogLevel { change } => self.log_level(now, change.as_ref()),
+            Request::LogLevel { change } => {
+                log::level(now, change.as_ref(), &mut self.service.levels)
+            }
         };
         // The caller may have disconnected.
         drop(answer.send(response));
