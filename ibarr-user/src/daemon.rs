@@ -18,7 +18,7 @@ use crate::control::access::{self, Access};
 use crate::control::messages::FailureKind;
 use crate::control::run_dir::{self, RunDir};
 use crate::control::{self as control_socket, server as control};
-use crate::engine::{Engine, Inherited, Setup};
+use crate::engine::{Engine, Inherited, Service, Setup};
 use crate::logging::{self, Levels, Log, ids};
 use crate::metrics::server::Server;
 use crate::process::{RunOptions, Signals, Systemd};
@@ -144,11 +144,16 @@ async fn serve(
         rng,
         inherited,
         resolve: transport::names::resolve,
-        control: shared.clone(),
-        systemd,
-        log,
-        levels,
-        metrics,
+        service: Service {
+            started: clock::now(),
+            ends_at: None,
+            control: shared.clone(),
+            systemd,
+            log,
+            levels,
+            metrics,
+            last_metrics: None,
+        },
     };
     let engine = Engine::start(setup).map_err(|error| Error::Kernel("rtnetlink", error))?;
     let control = control::start(listener, asks, shared)

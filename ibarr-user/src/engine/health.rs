@@ -2,174 +2,153 @@
 
 //! States what only the driver knows of the daemon's health, and tells what the node decides.
 
-use std::time::Duration;
-
 use ibarr_common::Instant;
+pub(super) use ibarr_proto::health::Input;
 use ibarr_proto::health::{
-    self, Cause, Configuration, Control, Event, Health, Input, Kernel, Listener, Peers, Programs,
-    Served, Socket,
+    self, Cause, Configuration, Control, Device, Event, Health, Listener, Peers, Programs, Served,
+    Socket,
 };
-use ibarr_proto::node::{self, Node};
+use ibarr_proto::node::Node;
 use ibarr_proto::responder::{self, BY_DECISION};
 use nix::unistd::geteuid;
 use tracing::{info, warn};
 
-use super::Engine;
+use super::acm::Acm;
+use super::kernel::Kernel;
+use super::queries::Queries;
+use super::rdma::Rdma;
+use super::reload::Settings;
+use super::servers::Servers;
+use super::service::Service;
 use crate::bpf::{self, Longevity, Responder};
 use crate::causes::escaped;
 use crate::config::Serve;
 use crate::control::access::GroupId;
 use crate::control::messages::{HealthReason, SubsystemHealth};
 use crate::logging::ids;
-use crate::process::RunOptions;
 use crate::transport;
 use crate::transport::server::HOLD;
 
-impl Engine {
-    /// Has the health assessed if that is due.
-    pub(super) fn assess(&mut self, now: Instant) {
-        if self.is_ready() {
-            self.node.handle_input(now, node::Input::Health(Input::Ready));
-        }
-        if !self.node.health().is_due(now) {
-            return;
-        }
-        for input in self.facts(now) {
-            self.node.handle_input(now, node::Input::Health(input));
-        }
-        self.node.assess(now);
-        while let Some(event) = self.node.poll_health() {
-            log(&event);
-        }
-    }
-
-    /// Has the health assessed for a user.
-    pub(super) fn assess_anew(&mut self, now: Instant) {
-        self.node.handle_input(now, node::Input::Health(Input::Asked));
-        self.assess(now);
-    }
-
-    fn facts(&mut self, now: Instant) -> Vec<Input> {
-        let settings = self.config.client.settings();
-        let by_rules = self.node.view().diverted(geteuid().as_raw(), settings.udp_port);
-        let socket = |(family, blocked, holds): (_, _, Option<usize>)| Socket {
-            family,
-            blocked,
-            small: holds.filter(|&holds| holds < HOLD).map(|holds| (holds, HOLD)),
-        };
-        let peers = Peers {
-            sockets: self.servers.states().map(socket).collect(),
-            unused: self.servers.warnings().collect(),
-            few_descriptors: self.options.descriptors.shortage(settings.sockets),
-            diverted: self.queries.diverted(by_rules),
-        };
-        let group_unknown = match self.control.access.group() {
-            GroupId::Unknown(reason) => Some(reason),
-            GroupId::Absent | GroupId::Is(_) => None,
-        };
-        let control = Control {
-            group_unknown,
-            closed: self.control.closed.borrow().clone(),
-            log_lost: self.log.untold(),
-            metrics_closed: self.metrics_server.failure(),
-        };
-        let acm = health::Acm {
-            is_on: self.config.acm.serve != Serve::Off,
-            files: self.preloads.warnings(now).collect(),
-            closed: self.acm.sockets.warning(self.config.acm.serve),
-        };
-        let configuration = Configuration {
-            refused: self.reloads.failed().map(|failed| failed.message.clone()),
-            reading_since: self.reloads.reading_since(),
-            setting: self.config.setting(),
-        };
-        let nudge = self.kernel.nudges().last().filter(|_| self.config.local_service.nudge);
-        let kernel = Kernel {
-            silent: self.kernel.socket().status().1,
-            nudges_fail: nudge.and_then(|last| last.clone().err()),
-            listeners: self.kernel.socket().listeners().into_iter().map(printable).collect(),
-        };
-        let (rules, lease) = (self.node.responder(), self.config.responder.lease);
-        let programs = programs(&self.responder, rules, &self.options, lease);
-        let served = served(&self.node);
-        let facts = [
-            Input::Configuration(configuration),
-            Input::Kernel(kernel),
-            Input::Responder(programs, served),
-            Input::Peers(peers),
-            Input::Devices(self.rdma.facts(&self.node)),
-            Input::Control(control),
-            Input::Snapshot(self.snapshots.warning()),
-            Input::Acm(acm),
-        ];
-        let counted = self.counted().into_iter();
-        facts
-            .into_iter()
-            .chain(counted.map(|(cause, count)| Input::Counted(cause, count)))
-            .collect()
-    }
-
-    pub(super) fn connections_refused(&self) -> u64 {
-        self.sum(&[
-            transport::Counter::ControlUserFull,
-            transport::Counter::ControlAllFull,
-            transport::Counter::ControlGaveWay,
-            transport::Counter::ControlNoDescriptor,
-        ])
-    }
-
-    fn sum(&self, counters: &[transport::Counter]) -> u64 {
-        counters.iter().map(|&counter| self.control.counters.get(counter)).sum()
-    }
-
-    fn counted(&self) -> [(Cause, u64); 12] {
-        use transport::Counter::{
-            FileMadeAgain, QueryForbidden, QueryNoRoom, QueryNoRoute, QueryTooLong, RefusalDropped,
-            ReplyDropped, RtnetlinkOverrun, SocketNoDescriptor, SocketNoPort,
-        };
-        let programs = self.responder.counters(self.node.responder());
-        let replies_lost = self.sum(&[ReplyDropped, RefusalDropped]) + self.queries.dropped();
-        [
-            (Cause::EventsLost, self.sum(&[RtnetlinkOverrun])),
-            (Cause::RepliesLost, replies_lost),
-            (Cause::ConnectionsRefused, self.connections_refused()),
-            (Cause::ProgramsRemoved, programs.get(bpf::Counter::Lost)),
-            (Cause::FilesRemoved, self.sum(&[FileMadeAgain])),
-            (Cause::QueriesForbidden, self.sum(&[QueryForbidden])),
-            (Cause::QueriesUnroutable, self.sum(&[QueryNoRoute])),
-            (Cause::QueriesNotSent, self.sum(&[QueryNoRoom, QueryTooLong])),
-            (Cause::NoFreePort, self.sum(&[SocketNoPort])),
-            (Cause::NoFreeDescriptor, self.sum(&[SocketNoDescriptor])),
-            (Cause::QueriesLost, self.queries_dropped()),
-            (Cause::MapFaults, programs.get(bpf::Counter::Faults)),
-        ]
-    }
+pub(super) fn configuration(settings: &Settings) -> Input {
+    Input::Configuration(Configuration {
+        refused: settings.reloads.failed.as_ref().map(|failed| failed.message.clone()),
+        reading_since: settings.reloads.reading.as_ref().map(|(since, _)| *since),
+        setting: settings.config.setting(),
+    })
 }
 
-fn programs(
-    responder: &Responder,
-    rules: &responder::Responder,
-    options: &RunOptions,
-    lease: Duration,
-) -> Programs {
-    match responder.why_not(rules) {
+pub(super) fn kernel(kernel: &Kernel, settings: &Settings) -> Input {
+    let nudge = kernel.nudges.last.as_ref().filter(|_| settings.config.local_service.nudge);
+    Input::Kernel(health::Kernel {
+        silent: kernel.socket.status().1,
+        nudges_fail: nudge.and_then(|last| last.clone().err()),
+        listeners: kernel.socket.listeners().into_iter().map(printable).collect(),
+    })
+}
+
+pub(super) fn responder(responder: &Responder, settings: &Settings, node: &Node) -> Input {
+    let rules = node.responder();
+    let programs = match responder.why_not(rules) {
         Some(BY_DECISION) => Programs::Unwanted,
         Some(reason) => Programs::Absent(reason.to_owned()),
         None => {
             let is_private = responder.longevity() == Longevity::Namespace;
-            let private_pins = is_private.then(|| options.bpf_dir.display().to_string());
+            let dir = settings.options.bpf_dir.display();
+            let private_pins = is_private.then(|| dir.to_string());
+            let lease = settings.config.responder.lease;
             Programs::Loaded { lease_end: rules.lease_end(), lease, private_pins }
         }
-    }
-}
-
-fn served(node: &Node) -> Vec<Served> {
-    let state = |ifindex| node.responder().state(ifindex).cloned();
+    };
+    let state = |ifindex| rules.state(ifindex).cloned();
     let served = node.view().served().map(|served| Served {
         interface: served.name,
         program: state(served.ifindex).unwrap_or(responder::State::Pending),
     });
-    served.collect()
+    Input::Responder(programs, served.collect())
+}
+
+pub(super) fn peers(
+    servers: &Servers,
+    queries: &mut Queries,
+    settings: &Settings,
+    node: &Node,
+) -> Input {
+    let client = settings.config.client.settings();
+    let by_rules = node.view().diverted(geteuid().as_raw(), client.udp_port);
+    let socket = |(family, blocked, holds): (_, _, Option<usize>)| Socket {
+        family,
+        blocked,
+        small: holds.filter(|&holds| holds < HOLD).map(|holds| (holds, HOLD)),
+    };
+    Input::Peers(Peers {
+        sockets: servers.states().map(socket).collect(),
+        unused: servers.warnings().collect(),
+        few_descriptors: settings.options.descriptors.shortage(client.sockets),
+        diverted: queries.diverted(by_rules),
+    })
+}
+
+pub(super) fn devices(rdma: &Rdma, node: &Node) -> Input {
+    let ports = node.paths().ports();
+    let devices = ports.map(|(index, port, ..)| Device {
+        port,
+        closed: rdma.umads.why_not(index).map(str::to_owned),
+        unheard: rdma.hearing.failure(port.device).map(str::to_owned),
+    });
+    Input::Devices(devices.collect())
+}
+
+pub(super) fn control(service: &Service) -> Input {
+    let group_unknown = match service.control.access.group() {
+        GroupId::Unknown(reason) => Some(reason),
+        GroupId::Absent | GroupId::Is(_) => None,
+    };
+    Input::Control(Control {
+        group_unknown,
+        closed: service.control.closed.borrow().clone(),
+        log_lost: service.log.untold(),
+        metrics_closed: service.metrics.failure(),
+    })
+}
+
+pub(super) fn acm(acm: &Acm, settings: &Settings) -> Input {
+    let serve = settings.config.acm.serve;
+    Input::Acm(health::Acm {
+        is_on: serve != Serve::Off,
+        reading_since: acm.preloads.reading,
+        files: acm.preloads.warnings().collect(),
+        closed: acm.sockets.warning(serve),
+    })
+}
+
+pub(super) fn counted(
+    service: &Service,
+    queries: &Queries,
+    servers: &Servers,
+    responder: &Responder,
+    node: &Node,
+) -> [Input; 12] {
+    use transport::Counter::{
+        FileMadeAgain, QueryForbidden, QueryNoRoom, QueryNoRoute, QueryTooLong, RefusalDropped,
+        ReplyDropped, RtnetlinkOverrun, SocketNoDescriptor, SocketNoPort,
+    };
+    let programs = responder.counters(node.responder());
+    let replies_lost = service.sum(&[ReplyDropped, RefusalDropped]) + queries.dropped();
+    let counted = [
+        (Cause::EventsLost, service.sum(&[RtnetlinkOverrun])),
+        (Cause::RepliesLost, replies_lost),
+        (Cause::ConnectionsRefused, service.connections_refused()),
+        (Cause::ProgramsRemoved, programs.get(bpf::Counter::Lost)),
+        (Cause::FilesRemoved, service.sum(&[FileMadeAgain])),
+        (Cause::QueriesForbidden, service.sum(&[QueryForbidden])),
+        (Cause::QueriesUnroutable, service.sum(&[QueryNoRoute])),
+        (Cause::QueriesNotSent, service.sum(&[QueryNoRoom, QueryTooLong])),
+        (Cause::NoFreePort, service.sum(&[SocketNoPort])),
+        (Cause::NoFreeDescriptor, service.sum(&[SocketNoDescriptor])),
+        (Cause::QueriesLost, servers.dropped(responder)),
+        (Cause::MapFaults, programs.get(bpf::Counter::Faults)),
+    ];
+    counted.map(|(cause, count)| Input::Counted(cause, count))
 }
 
 pub(super) fn status(now: Instant, health: &Health) -> Vec<SubsystemHealth> {
@@ -202,7 +181,7 @@ fn printable(mut listener: Listener) -> Listener {
     listener
 }
 
-fn log(event: &Event) {
+pub(super) fn log(event: &Event) {
     match event {
         Event::Worse(subsystem, cause, health::Reason { state, why, remedy, .. }) => warn!(
             message_id = ids::HEALTH_WORSE,

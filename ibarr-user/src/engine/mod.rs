@@ -15,14 +15,15 @@ mod kernel;
 mod learned;
 mod log;
 mod metrics;
-mod nudges;
 mod pages;
 mod paths;
 mod preload;
 mod queries;
+mod rdma;
 mod reload;
 mod report;
 mod servers;
+mod service;
 mod snapshot;
 mod summary;
 mod trace;
@@ -48,22 +49,21 @@ use self::acm::Acm;
 pub(crate) use self::descriptions::{Description, descriptions};
 use self::events::Hearing;
 use self::inputs::{Input, Inputs};
-use self::kernel::Kernel;
-use self::nudges::Nudges;
-use self::paths::Rdma;
+use self::kernel::{Kernel, Nudges};
+use self::learned::mirror_cache;
 use self::preload::Preloads;
 use self::queries::Queries;
-use self::reload::Reloads;
+use self::rdma::Rdma;
+use self::reload::{Reloads, Settings};
 use self::servers::Servers;
+pub(crate) use self::service::Service;
 use self::snapshot::Snapshots;
-use self::trace::Tracers;
 use self::users::Users;
 use crate::bpf::Responder;
 use crate::config::Config;
-use crate::control::server::{Ask, Control};
-use crate::logging::{Levels, Log, ids};
-use crate::metrics::server::Server;
-use crate::process::{Command, RunOptions, Signals, Systemd};
+use crate::control::server::Ask;
+use crate::logging::ids;
+use crate::process::{Command, RunOptions, Signals};
 use crate::sys::clock;
 use crate::sys::timer::Timer;
 use crate::transport;
@@ -90,15 +90,7 @@ pub(crate) struct Setup {
     pub inherited: Inherited,
     /// Finds the addresses of names, and may block.
     pub resolve: fn(&str) -> io::Result<Vec<IpAddr>>,
-    /// State shared with the control socket.
-    pub control: Control,
-    pub systemd: Systemd,
-    /// The log, whose lost lines `ibarr status` reports.
-    pub log: Log,
-    /// Which of its lines are written.
-    pub levels: Levels,
-    /// The thread that serves the metrics.
-    pub metrics: Server,
+    pub service: Service,
 }
 
 /// Sockets that another process opened for the daemon.
@@ -113,33 +105,20 @@ pub(crate) struct Inherited {
 
 /// The task that calls the cores, see the [module](self).
 pub(crate) struct Engine {
-    options: RunOptions,
-    config: Config,
-    started: Instant,
     node: Node,
-    users: Users,
-    tracers: Tracers,
+    inputs: Inputs,
+    timer: Timer,
+    watch: rtnetlink::Watch,
+    kernel: Kernel,
     queries: Queries,
     servers: Servers,
     responder: Responder,
-    watch: rtnetlink::Watch,
     rdma: Rdma,
-    snapshots: Snapshots,
-    kernel: Kernel,
     acm: Acm,
-    names: Names,
-    preloads: Preloads,
-    timer: Timer,
-    control: Control,
-    systemd: Systemd,
-    log: Log,
-    levels: Levels,
-    reloads: Reloads,
-    last_metrics: metrics::Last,
-    metrics_server: Server,
-    /// Set by a signal.
-    ends_at: Option<Instant>,
-    inputs: Inputs,
+    snapshots: Snapshots,
+    users: Users,
+    settings: Settings,
+    service: Service,
 }
 
 /// Time for the last messages to the kernel after a signal.
@@ -151,9 +130,9 @@ impl Engine {
     /// # Errors
     /// If rtnetlink fails: without it there are no addresses and no routes.
     pub(crate) fn start(setup: Setup) -> io::Result<Self> {
-        let Setup { options, config, control, .. } = setup;
+        let Setup { options, config, service, .. } = setup;
         let Inherited { local_service, acm, servers } = setup.inherited;
-        let counters = Arc::clone(&control.counters);
+        let counters = Arc::clone(&service.control.counters);
         let mut inputs = Inputs::default();
         let (watch, view) = rtnetlink::Watch::start(rtnetlink::Config::default(), &counters)?;
         inputs.hear(view, Input::View);
@@ -186,56 +165,53 @@ impl Engine {
         inputs.follow(ready.map(|client| Input::Acm(transport_acm::Event::Ready(client))));
         let (sources, answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
         inputs.hear(answers, Input::Source);
-        let (acm, served) = Acm::start(acm, acm_sender, ready_sender, sources)?;
-        inputs.hear(served, Input::AcmServed);
         let (names, answers) = Names::new(setup.resolve);
         inputs.hear(answers, Input::Named);
         let (preloaded, files) = mpsc::channel(1);
         inputs.hear(files, |loaded| Input::Preloaded(Box::new(loaded)));
+        let preloads = Preloads::new(preloaded);
+        let (acm, served) = Acm::start(
+            acm,
+            acm_sender,
+            ready_sender,
+            sources,
+            names,
+            preloads,
+            service.systemd.clone(),
+        )?;
+        inputs.hear(served, Input::AcmServed);
         let udp_port = config.client.settings().udp_port;
         let now = clock::now();
+        let snapshots =
+            Snapshots::new(now, keeper, config.snapshot.clone(), config.paths.max_cached);
+        let socket = ls::LocalService::start(local_service, Arc::clone(&counters));
         let mut engine = Self {
-            acm,
-            names,
-            preloads: Preloads::new(preloaded),
-            started: now,
             node: Node::new(options.node(&config), setup.rng),
-            users: Users::default(),
-            tracers: Tracers::default(),
+            inputs,
+            timer: Timer::new()?,
+            watch,
+            kernel: Kernel {
+                socket,
+                nudges: Nudges::new(nudger),
+                systemd: service.systemd.clone(),
+            },
             queries: Queries::new(Sockets::new(heard_sender, Arc::clone(&counters)), routes),
             servers: Servers::start(udp_port, servers, batches, Arc::clone(&counters)),
             responder,
-            watch,
-            rdma: Rdma::new(ports, Umads::new(mad_sender, Arc::clone(&counters)), hearing),
-            snapshots: Snapshots::new(
-                now,
-                keeper,
-                config.snapshot.clone(),
-                config.paths.max_cached,
-            ),
-            kernel: Kernel::new(
-                ls::LocalService::start(local_service, counters),
-                Nudges::new(nudger),
-            ),
-            timer: Timer::new()?,
-            control,
-            systemd: setup.systemd,
-            log: setup.log,
-            levels: setup.levels,
-            reloads: Reloads::new(loaded_sender),
-            last_metrics: metrics::Last::default(),
-            metrics_server: setup.metrics,
-            ends_at: None,
-            inputs,
-            options,
-            config,
+            rdma: Rdma { ports, umads: Umads::new(mad_sender, counters), hearing },
+            acm,
+            snapshots,
+            users: Users::default(),
+            settings: Settings { options, config, reloads: Reloads::new(loaded_sender) },
+            service,
         };
-        engine.config.outdated().into_iter().for_each(|warning| warn!("{warning}"));
-        engine.node.handle_input(now, node::Input::Health(ibarr_proto::health::Input::Start));
-        engine.start_acm(now);
-        engine.start_kernel(now);
-        engine.preloads.configure(&engine.config.acm);
-        engine.preload(now);
+        let Self { node, kernel, acm, settings, .. } = &mut engine;
+        settings.config.outdated().into_iter().for_each(|warning| warn!("{warning}"));
+        node.handle_input(now, node::Input::Health(health::Input::Start));
+        acm.begin(now, &settings.config.acm, node);
+        kernel.start(now, node);
+        acm.preloads.configure(&settings.config.acm);
+        acm.preloads.start(now, &settings.config.paths, node);
         Ok(engine)
     }
 
@@ -258,11 +234,12 @@ impl Engine {
             if !was_ready && self.is_ready() {
                 was_ready = true;
                 info!(message_id = ids::READY, "ready");
-                self.systemd.ready(summary::of(&self.status(now)));
+                self.service.systemd.ready(summary::of(&self.status(now)));
             }
         }
         self.answer_last().await;
-        Box::pin(self.keep_paths_at_end()).await;
+        let Self { node, inputs, snapshots, .. } = self;
+        Box::pin(snapshots.keep_at_end(node.paths(), inputs)).await;
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -271,10 +248,8 @@ impl Engine {
             self.responder.poll_timeout(),
             self.snapshots.poll_timeout(),
             self.users.pages.poll_timeout(),
-            self.tracers.poll_timeout(),
-            self.systemd.poll_timeout(),
-            self.levels.poll_timeout(),
-            self.ends_at,
+            self.users.tracers.poll_timeout(),
+            self.service.poll_timeout(),
         ];
         due.into_iter().flatten().min()
     }
@@ -287,7 +262,7 @@ impl Engine {
         }
         tokio::select! {
             biased;
-            event = self.kernel.next() => Input::LocalService(event),
+            event = self.kernel.socket.next() => Input::LocalService(event),
             Some(input) = self.inputs.next() => input,
             _ = self.timer.expired() => Input::Timeout,
             () = self.servers.next_start() => Input::Timeout,
@@ -297,17 +272,18 @@ impl Engine {
     /// Answers the kernel's requests whose answer is known already, then restores the kernel's
     /// time-out. A second signal ends at once.
     fn end(&mut self, now: Instant) {
-        let ends_at = if self.ends_at.is_some() { now } else { now + LAST_WORDS };
-        self.ends_at = Some(ends_at);
+        let ends_at = if self.service.ends_at.is_some() { now } else { now + LAST_WORDS };
+        self.service.ends_at = Some(ends_at);
         turn::read_to_end(self, Limits::default(), now);
-        self.stop_kernel(now);
-        self.stop_acm(now);
-        self.end_traces(now);
+        let Self { node, acm, users, responder, .. } = self;
+        kernel::stop(now, node);
+        acm.stop(now, node);
+        users.tracers.end_all(now, node, responder);
     }
 
     fn has_ended(&self) -> bool {
-        self.ends_at.is_some_and(|ends_at| {
-            let is_done = self.kernel.socket().has_room()
+        self.service.ends_at.is_some_and(|ends_at| {
+            let is_done = self.kernel.socket.has_room()
                 && self.node.local_service().is_idle()
                 && !self.responder.is_reporting();
             is_done || ends_at <= clock::now()
@@ -320,6 +296,49 @@ impl Engine {
             && self.responder.is_settled(self.node.responder())
             && self.acm.sockets.is_settled()
     }
+
+    /// Answers the queries that are read already.
+    async fn answer_last(&mut self) {
+        let tasks = self.servers.finish();
+        let end = clock::now() + LAST_WORDS;
+        while tasks.iter().any(|task| !task.is_finished()) && clock::now() < end {
+            while let Some(input) = self.inputs.poll() {
+                if let Input::Server(event) = input {
+                    self.servers.handle(clock::now(), event, &mut self.node, &mut self.queries);
+                }
+            }
+            yield_now().await;
+        }
+    }
+
+    /// Has the health assessed if that is due.
+    fn assess(&mut self, now: Instant) {
+        if self.is_ready() {
+            self.node.handle_input(now, node::Input::Health(health::Input::Ready));
+        }
+        if !self.node.health().is_due(now) {
+            return;
+        }
+        let Self { node, queries, servers, responder, settings, service, .. } = self;
+        let facts = [
+            health::configuration(settings),
+            health::kernel(&self.kernel, settings),
+            health::responder(responder, settings, node),
+            health::peers(servers, queries, settings, node),
+            health::devices(&self.rdma, node),
+            health::control(service),
+            health::Input::Snapshot(self.snapshots.warning()),
+            health::acm(&self.acm, settings),
+        ];
+        let counted = health::counted(service, queries, servers, responder, node);
+        for input in facts.into_iter().chain(counted) {
+            node.handle_input(now, node::Input::Health(input));
+        }
+        node.assess(now);
+        while let Some(event) = node.poll_health() {
+            health::log(&event);
+        }
+    }
 }
 
 impl Io<Input> for Engine {
@@ -328,41 +347,52 @@ impl Io<Input> for Engine {
     }
 
     fn handle(&mut self, now: Instant, input: Input) -> Handled {
+        let Self { node, kernel, queries, acm, service, .. } = self;
         match input {
             Input::View(input) => {
                 // A link that appears or disappears may belong to a port.
                 if let local_view::Input::Link(_) | local_view::Input::LinkGone(_) = input {
-                    self.rdma.look();
+                    self.rdma.ports.look();
                 }
-                self.acm.sources.forget();
-                self.node.handle_input(now, node::Input::View(input));
-                self.answer_early(now);
+                acm.sources.forget();
+                node.handle_input(now, node::Input::View(input));
+                self.servers.answer_early(now, node, queries);
             }
-            Input::Port(event) => self.handle_port(now, event),
-            Input::Event(event) => self.handle_event(now, event),
-            Input::Mad(event) => self.handle_mad(now, &event),
-            Input::Snapshot(event) => self.handle_snapshot(now, event),
-            Input::Route(answer) => self.handle_route(now, answer),
-            Input::Source(answer) => self.handle_source(now, &answer),
+            Input::Port(event) => {
+                self.rdma.handle_port(now, event, node);
+                acm.preloads.start(now, &self.settings.config.paths, node);
+            }
+            Input::Event(event) => self.rdma.handle_event(now, event, node),
+            Input::Mad(event) => self.rdma.handle_mad(now, &event, node),
+            Input::Snapshot(event) => self.snapshots.handle(now, event, node),
+            Input::Route(answer) => queries::handle_route(now, answer, node),
+            Input::Source(answer) => acm.handle_source(now, &answer, node),
             Input::Server(event) => {
-                self.handle_server(now, event);
+                self.servers.handle(now, event, node, queries);
+                // A turn of queries alone does not settle.
+                self.users.tracers.pass_on(now, node, &self.responder);
                 return Handled::Unchanged;
             }
-            Input::Heard(heard) => self.handle_heard(now, &heard),
-            Input::LocalService(event) => return self.handle_kernel(now, event),
-            Input::Nudged(outcome) => self.handle_nudged(now, outcome),
+            Input::Heard(heard) => queries::handle_heard(now, &heard, node),
+            Input::LocalService(event) => return kernel.handle(now, event, node),
+            Input::Nudged(outcome) => kernel.handle_nudged(now, outcome, node),
             Input::Responder(progress) => {
                 if let Some(input) = self.responder.handle_progress(now, progress) {
-                    self.node.handle_input(now, input);
+                    node.handle_input(now, input);
                 }
             }
-            Input::Packets(packets) => self.trace_packets(&packets),
-            Input::Acm(event) => self.handle_acm(now, event),
-            Input::AcmServed(served) => self.handle_acm_served(served),
-            Input::Named(named) => self.handle_named(now, &named),
+            Input::Packets(packets) => self.users.tracers.add_packets(&packets, node),
+            Input::Acm(event) => acm.handle(now, event, node, service.ends_at.is_some()),
+            Input::AcmServed(served) => {
+                if served.made_again {
+                    service.control.counters.count(transport::Counter::FileMadeAgain);
+                }
+                acm.sockets.handle_served(served, &self.settings.config.acm);
+            }
+            Input::Named(named) => acm::handle_named(now, &named, node),
             Input::Preloaded(loaded) => {
-                self.handle_preloaded(now, *loaded);
-                self.preload(now);
+                acm.preloads.handle(now, *loaded, node);
+                acm.preloads.start(now, &self.settings.config.paths, node);
             }
             Input::Ask(ask) => self.handle_ask(now, ask),
             Input::Loaded(loaded) => self.handle_loaded(now, *loaded),
@@ -374,7 +404,7 @@ impl Io<Input> for Engine {
     }
 
     fn read_kernel(&mut self, now: Instant) -> Read {
-        self.read_kernel_socket(now)
+        self.kernel.read(now, &mut self.node)
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -386,46 +416,46 @@ impl Io<Input> for Engine {
     }
 
     fn carry_out(&mut self, now: Instant, output: Output) {
+        let Self { node, kernel, queries, users, .. } = self;
         match output {
             Output::View(request) => self.watch.ask(request),
             Output::Changed(event) => {
                 report::log(&event);
                 if let local_view::Event::Served(_) | local_view::Event::NotServed(_) = event {
-                    let served = self.node.view().served();
+                    let served = node.view().served();
                     self.servers.serve_in(&served.filter_map(|served| served.vrf).collect());
                 }
             }
             Output::Responder(output) => {
                 if let Some(input) = self.responder.carry_out(output) {
-                    self.node.handle_input(now, input);
+                    node.handle_input(now, input);
                 }
             }
-            Output::Answered { id, outcome } => {
-                self.users.addresses.answered(now, id, Some(outcome));
-            }
-            Output::PathAnswered { id, outcome } => self.path_answered(now, id, outcome),
-            Output::Acm(output) => self.answer_acm(now, output),
-            Output::Sa(transmit) => self.send_mad(now, &transmit),
-            Output::Client(output) => self.carry_out_query(now, output),
-            Output::LocalService(transmit) => self.tell_kernel(now, &transmit),
+            Output::Answered { id, outcome } => users.addresses.answered(now, id, Some(outcome)),
+            Output::PathAnswered { id, outcome } => users.paths.answered(now, id, outcome),
+            Output::Acm(output) => self.acm.carry_out(now, output, node),
+            Output::Sa(transmit) => self.rdma.send(now, &transmit, node),
+            Output::Client(output) => queries.carry_out(now, output, node),
+            Output::LocalService(transmit) => kernel.carry_out(now, &transmit, node),
         }
     }
 
     fn settle(&mut self, now: Instant) {
-        self.tell_restored();
-        self.keep_paths(now);
-        self.make_page(now);
-        self.mirror_cache(now);
-        self.responder.handle_timeout(now);
-        self.show_trace(now);
-        self.responder.report_packets(self.tracers.want_packets());
-        self.servers.guard(&mut self.responder);
-        self.responder.go_on();
+        let Self { node, responder, users, service, .. } = self;
+        snapshot::tell_restored(node);
+        self.snapshots.keep(now, node.paths());
+        users.pages.make(now, service.started, node);
+        mirror_cache(now, node, responder);
+        responder.handle_timeout(now);
+        users.tracers.pass_on(now, node, responder);
+        responder.report_packets(users.tracers.want_packets());
+        self.servers.guard(responder);
+        responder.go_on();
+        service.levels.handle_timeout(now);
         self.end_reload(now);
-        self.levels.handle_timeout(now);
         self.assess(now);
-        if self.systemd.beats(now) {
-            self.systemd.alive(summary::of(&self.status(now)));
+        if self.service.systemd.beats(now) {
+            self.service.systemd.alive(summary::of(&self.status(now)));
         }
     }
 }

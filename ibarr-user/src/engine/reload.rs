@@ -23,15 +23,22 @@ pub(super) struct Reloads {
     asked: Vec<oneshot::Sender<Response>>,
     is_wanted: bool,
     /// Start of the running reading, and the requests that it serves.
-    reading: Option<(Instant, Vec<oneshot::Sender<Response>>)>,
+    pub(super) reading: Option<(Instant, Vec<oneshot::Sender<Response>>)>,
     /// A new configuration was read and has not taken effect everywhere yet.
     is_settling: bool,
     /// Pending requests, each with the response it will get then.
     told: Vec<(oneshot::Sender<Response>, Response)>,
     /// The last reload that took effect.
-    succeeded: Option<Instant>,
+    pub(super) succeeded: Option<Instant>,
     /// Set by a failed reload, cleared by a successful one.
-    failed: Option<FailedReload>,
+    pub(super) failed: Option<FailedReload>,
+}
+
+/// The command line, the contents of the configuration files, and their reloads.
+pub(super) struct Settings {
+    pub(super) options: RunOptions,
+    pub(super) config: Config,
+    pub(super) reloads: Reloads,
 }
 
 /// The time of the failure, and the mistakes.
@@ -52,21 +59,6 @@ impl Reloads {
             succeeded: None,
             failed: None,
         }
-    }
-
-    /// The last reload that took effect.
-    pub(super) fn succeeded(&self) -> Option<Instant> {
-        self.succeeded
-    }
-
-    /// The last reload, if it failed.
-    pub(super) fn failed(&self) -> Option<&FailedReload> {
-        self.failed.as_ref()
-    }
-
-    /// Since when the file is being read.
-    pub(super) fn reading_since(&self) -> Option<Instant> {
-        self.reading.as_ref().map(|(since, _)| *since)
     }
 
     fn read(&mut self, now: Instant, options: &RunOptions) {
@@ -93,24 +85,34 @@ impl Reloads {
     }
 }
 
+impl Settings {
+    /// The names of the files.
+    pub(super) fn name(&self) -> String {
+        if self.config.files.is_empty() {
+            return format!("defaults ({} is not there)", self.options.config.display());
+        }
+        self.config.files.join(", ")
+    }
+}
+
 impl Engine {
     /// Applies all of the file, or none of it. `asked` gets its response when it has taken effect.
     pub(super) fn reload(&mut self, now: Instant, asked: Option<oneshot::Sender<Response>>) {
-        self.systemd.reloading();
-        self.control.access.look_again();
-        self.reloads.asked.extend(asked);
-        self.reloads.is_wanted = true;
-        self.reloads.read(now, &self.options);
+        self.service.systemd.reloading();
+        self.service.control.access.look_again();
+        self.settings.reloads.asked.extend(asked);
+        self.settings.reloads.is_wanted = true;
+        self.settings.reloads.read(now, &self.settings.options);
     }
 
     pub(super) fn handle_loaded(&mut self, now: Instant, loaded: Result<Config, config::Error>) {
         let response = match loaded {
             Ok(config) => {
                 self.reconfigure(now, config);
-                (self.reloads.succeeded, self.reloads.failed) = (Some(now), None);
-                let mut done = format!("configuration: {}", self.config_name());
+                (self.settings.reloads.succeeded, self.settings.reloads.failed) = (Some(now), None);
+                let mut done = format!("configuration: {}", self.settings.name());
                 info!(message_id = ids::RELOADED, "reloaded, {done}");
-                for warning in self.config.warnings() {
+                for warning in self.settings.config.warnings() {
                     warn!("{warning}");
                     done = format!("{done}\nwarning: {warning}");
                 }
@@ -123,42 +125,43 @@ impl Engine {
                     cause = message,
                     "not reloaded; the old configuration stays in force:\n{message}"
                 );
-                self.reloads.failed = Some(FailedReload { at: now, message: message.clone() });
+                self.settings.reloads.failed =
+                    Some(FailedReload { at: now, message: message.clone() });
                 Failure { kind: FailureKind::Config, message }.into()
             }
         };
-        self.reloads.has_read(&response);
-        self.reloads.read(now, &self.options);
+        self.settings.reloads.has_read(&response);
+        self.settings.reloads.read(now, &self.settings.options);
     }
 
     pub(super) fn end_reload(&mut self, now: Instant) {
-        let Reloads { is_settling, reading, .. } = &self.reloads;
+        let Reloads { is_settling, reading, .. } = &self.settings.reloads;
         let has_settled =
             self.responder.is_settled(self.node.responder()) && self.acm.sockets.is_settled();
         if !is_settling || reading.is_some() || !has_settled {
             return;
         }
-        self.reloads.is_settling = false;
-        for (asked, response) in self.reloads.told.drain(..) {
+        self.settings.reloads.is_settling = false;
+        for (asked, response) in self.settings.reloads.told.drain(..) {
             // The connection may be closed.
             drop(asked.send(response));
         }
-        self.systemd.ready(summary::of(&self.status(now)));
+        self.service.systemd.ready(summary::of(&self.status(now)));
     }
 
     fn reconfigure(&mut self, now: Instant, config: Config) {
-        self.node.reconfigure(now, self.options.node(&config));
+        self.node.reconfigure(now, self.settings.options.node(&config));
         if let Some(input) = self.responder.reconfigure(config.responder.clone()) {
             self.node.handle_input(now, input);
         }
         self.snapshots.set_file(now, config.snapshot.clone());
-        self.levels.configure(config.log_level.clone());
-        self.config = config;
-        self.acm.sockets.serve(&self.config.acm);
-        self.preloads.configure(&self.config.acm);
-        self.preload(now);
-        self.metrics_server.listen(self.config.metrics.clone());
-        self.servers.move_to(self.config.client.settings().udp_port);
+        self.service.levels.configure(config.log_level.clone());
+        self.settings.config = config;
+        self.acm.sockets.serve(&self.settings.config.acm);
+        self.acm.preloads.configure(&self.settings.config.acm);
+        self.acm.preloads.start(now, &self.settings.config.paths, &mut self.node);
+        self.service.metrics.listen(self.settings.config.metrics.clone());
+        self.servers.move_to(self.settings.config.client.settings().udp_port);
         for pattern in self.node.view().unmatched_patterns() {
             warn!(%pattern, "no such interface (yet)");
         }
