@@ -52,10 +52,10 @@ impl Tracer {
         serde_json::from_str(&self.line()).unwrap()
     }
 
-    /// The next events without their times, until one has this step, but no datagram that a busy machine made
-    /// the daemon send again.
+    /// The next events without their times, until one has this step, but nothing about a datagram that a busy
+    /// machine made the daemon send again.
     fn until(&mut self, step: &str) -> Vec<Value> {
-        let (mut events, mut last) = (Vec::new(), 0);
+        let (mut events, mut last, mut is_asked) = (Vec::new(), 0, false);
         loop {
             let mut event = self.document()["event"].take();
             let fields = event.as_object_mut().unwrap();
@@ -65,7 +65,12 @@ impl Tracer {
             assert!(fields.remove("ms").unwrap().as_f64().unwrap() >= 0.0);
             fields.remove("took-ms");
             let is_last = event["step"] == step;
-            if event["number"].as_u64().is_none_or(|number| number == 1) {
+            // Sent again, or the reply to that.
+            let is_again = event["number"].as_u64().is_some_and(|number| number > 1)
+                || event["unasked"] == true
+                || is_asked && ["route-sought", "route"].map(Value::from).contains(&event["step"]);
+            is_asked |= event["step"] == "query";
+            if !is_again {
                 events.push(event);
             }
             if is_last {
