@@ -50,7 +50,7 @@ impl World {
         machine.life += 1;
         machine.network.listener_starts();
         let paths = PathClaims::new(&paths);
-        let monitor = Monitor::new(self.now);
+        let monitor = Monitor::new(self.now, self.weather.config.paths.sa.patience);
         machine.daemon = Some(Box::new(Daemon::new(core, paths, monitor)));
         machine.kernel_socket.open();
         machine.kernel.handle_input(self.now, kernel::Input::Listener(true));

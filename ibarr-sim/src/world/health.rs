@@ -178,11 +178,13 @@ impl World {
                 }
                 _ => &[cause],
             };
-            // A few MADs at one time say nothing of later, if the daemon asks for nothing then.
-            let patience = self.weather.config.paths.sa.patience;
-            let is_asked = monitor.deaf.is_some_and(|deaf| deaf.since + patience <= deaf.last);
-            let is_told = same.iter().any(|cause| daemon.tells(*cause))
-                || SILENCES.contains(&cause) && !is_asked;
+            let is_told = same.iter().any(|cause| daemon.tells(*cause));
+            // A few MADs at one time say nothing of later, until the daemon asks again.
+            let since = match monitor.deaf {
+                _ if !SILENCES.contains(&cause) => since,
+                Some(Deaf { again: Some(again), .. }) => since.max(again),
+                _ => continue,
+            };
             // A probe that finds the window full is waited for longer.
             let probe = if SILENCES.contains(&cause) { ms(1500) } else { Duration::ZERO };
             if since.max(calm) + cause.patience() + LAG + probe < now && !is_told {

@@ -3,6 +3,7 @@
 //! What has happened to a daemon. `health.rs` compares it with what the health of the daemon says.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_proto::health::Cause;
@@ -14,6 +15,8 @@ use crate::bugs::SILENCES;
 #[derive(Debug)]
 pub(super) struct Monitor {
     pub(super) started: Instant,
+    /// How long the daemon waits for its SA at first.
+    patience: Duration,
     pub(super) nudges_fail: Option<String>,
     pub(super) deaf: Option<Deaf>,
     /// The daemon's port or SA has changed while the SA was silent, and it has not answered since.
@@ -27,6 +30,8 @@ pub(super) struct Deaf {
     pub(super) since: Instant,
     /// When the last one left.
     pub(super) last: Instant,
+    /// When the first one left for which the daemon knew that earlier ones had waited too long.
+    pub(super) again: Option<Instant>,
     pub(super) mads: u32,
     /// How many of them left with the last one.
     pub(super) newest: u32,
@@ -52,9 +57,10 @@ pub(super) struct Spell {
 }
 
 impl Monitor {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant, patience: Duration) -> Self {
         Self {
             started: now,
+            patience,
             nudges_fail: None,
             deaf: None,
             unproven: None,
@@ -76,6 +82,7 @@ impl Monitor {
         let deaf = self.deaf.get_or_insert(Deaf {
             since: now,
             last: now,
+            again: None,
             mads: 0,
             newest: 0,
             busy: false,
@@ -84,6 +91,9 @@ impl Monitor {
         deaf.newest = if deaf.last == now { deaf.newest + 1 } else { 1 };
         deaf.last = now;
         deaf.mads += 1;
+        if deaf.since + self.patience <= now {
+            deaf.again.get_or_insert(now);
+        }
     }
 
     /// The SA has answered. That says nothing of the MADs which left in the same turn.
