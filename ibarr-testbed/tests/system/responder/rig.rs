@@ -213,8 +213,7 @@ impl Rig {
     /// Whether the kernel, and not the daemon, answers a query of the peer.
     pub(crate) fn asks_the_kernel(&self) -> bool {
         let before = self.answered_in_kernel();
-        socket(V4).ask_all(1);
-        self.answered_in_kernel() > before
+        socket(V4).ask(Duration::from_secs(1)) && self.answered_in_kernel() > before
     }
 
     /// The ids of the pinned maps.
