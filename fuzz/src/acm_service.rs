@@ -201,7 +201,7 @@ impl World {
                     3 => Outcome::Unreachable,
                     _ => Outcome::Found { gid: gid(script), source: Source::Peer },
                 };
-                Input::Address { id: search(request.id), outcome }
+                Input::Address { id: search(request.request.id), outcome }
             }
             Event::Path(request) => {
                 let outcome = match script.byte() % 8 {
@@ -214,7 +214,7 @@ impl World {
                         paths::Outcome::Found { record, source: paths::Source::Sa }
                     }
                 };
-                Input::Path { id: search(request.id), outcome }
+                Input::Path { id: search(request.request.id), outcome }
             }
         };
         self.input(input);
@@ -266,9 +266,8 @@ impl World {
         while let Some(event) = self.core.poll_event() {
             self.searches.push(match event {
                 Event::Ask { id, .. } => id,
-                Event::Address(AddressRequest { id, .. }) | Event::Path(PathRequest { id, .. }) => {
-                    search(id)
-                }
+                Event::Address(AddressRequest { request, .. }) => search(request.id),
+                Event::Path(PathRequest { request, .. }) => search(request.id),
             });
             self.events.push(event);
         }

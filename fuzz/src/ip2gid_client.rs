@@ -10,8 +10,8 @@ use ibarr_common::wire::ip2gid::{PORT, Query, Reply};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
-    Answered, Candidate, Client, Config, Input, Outcome, Output, RequestId, Route, Settings,
-    SocketEvent, SocketId, Source,
+    Answered, Candidate, Client, Config, Input, Outcome, Output, Request, RequestId, Route,
+    Settings, SocketEvent, SocketId, Source,
 };
 use ibarr_proto::request::UserRequest;
 use rand_chacha::ChaCha12Rng;
@@ -132,11 +132,15 @@ impl World {
         let asked_at = if self.requests.is_multiple_of(3) { Instant::BOOT } else { self.now };
         self.waiting.insert(id, deadline);
         self.asked.insert(id, question);
-        self.input(if is_fresh(number) {
-            Input::ResolveFresh { id, question, deadline }
-        } else {
-            Input::Resolve { id, question, asked_at, deadline, heeds_hints: heeds_hints(number) }
-        });
+        let (heeds_hints, is_fresh) = (heeds_hints(number), is_fresh(number));
+        self.input(Input::Resolve(Request {
+            id,
+            question,
+            asked_at,
+            deadline,
+            heeds_hints,
+            is_fresh,
+        }));
     }
 
     fn cancel(&mut self, script: &mut Script<'_>) {

@@ -107,7 +107,10 @@ impl World {
         let deadline = self.now + DEADLINE;
         self.waiting.insert(id, (question, deadline));
         let port = name(n >> 3 & 1);
-        self.core.resolve(self.now, Request { id, port, question, rank: Rank::Kernel, deadline });
+        self.core.resolve(
+            self.now,
+            Request { id, port, question: question.into(), rank: Rank::Kernel, deadline },
+        );
     }
 
     fn port(&mut self, n: u8, how: u8) {

@@ -23,12 +23,15 @@ use core::mem;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
+use ibarr_common::wire::sa::PathQuestion;
 
 use crate::counters::Counters;
 use crate::ip2gid::Question;
+use crate::ip2gid::client;
 use crate::paths::{self, PortName, Sought};
 use crate::places::Room;
 use crate::request::{Caller, KernelRequest, LookupId, Outcome, RequestId, Source, UserRequest};
+use crate::sa::Rank;
 use crate::shares::{self, Limits, Shares, User};
 
 /// The requests of all callers, see the [module](self).
@@ -76,32 +79,19 @@ pub const ACM_PATHS: Limits = Limits {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct AddressRequest {
-    /// Repeated in the answer.
-    pub id: RequestId,
     pub caller: Caller,
-    pub question: Question,
     /// The GID that the administrator has listed for the address.
     pub listed: Option<Gid>,
-    /// Whether the peer is asked even if its answer is remembered.
-    pub is_fresh: bool,
-    /// When the caller asked; earlier than now if the request was refused meanwhile.
-    pub asked_at: Instant,
-    /// When the caller stops waiting.
-    pub deadline: Instant,
+    /// What the peers' client is asked.
+    pub request: client::Request,
 }
 
 /// A request for a path.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct PathRequest {
-    /// Repeated in the answer.
-    pub id: RequestId,
     pub caller: Caller,
-    /// The source port of the path.
-    pub port: PortName,
-    pub question: Sought,
-    /// When the caller stops waiting.
-    pub deadline: Instant,
+    pub request: paths::Request,
 }
 
 /// What a caller asks, and what other cores have found.
@@ -141,8 +131,8 @@ pub enum Event {
     RecallPath(PathRequest),
     /// Nothing is remembered for a client of ACM, and the network is asked.
     NotRemembered(LookupId),
-    AskPeer(AddressRequest),
-    AskSa(PathRequest),
+    AskPeer(client::Request),
+    AskSa(paths::Request),
     /// The answer of the peer is no longer wanted.
     Cancel(KernelRequest),
     Answered {
@@ -176,7 +166,7 @@ impl Requests {
                 self.is_known = true;
                 self.events.extend(mem::take(&mut self.early).into_values().map(Event::LookUp));
             }
-            Input::Address(request) => match (request.caller, request.id) {
+            Input::Address(request) => match (request.caller, request.request.id) {
                 (Caller::Kernel, RequestId::Kernel(id)) if !self.is_known => {
                     // Peers would not answer for an address of this node.
                     self.early.insert(id, request);
@@ -198,32 +188,32 @@ impl Requests {
                 };
                 let found = own.filter(|own| matches!(own, Outcome::Found { .. }));
                 match found.or_else(listed).or(own) {
-                    Some(outcome) => self.end(request.id, outcome),
-                    None if self.has_share(request.id) => {
-                        self.events.push_back(Event::AskPeer(request));
+                    Some(outcome) => self.end(request.request.id, outcome),
+                    None if self.has_share(request.request.id) => {
+                        self.events.push_back(Event::AskPeer(request.request));
                     }
                     None => self.events.push_back(Event::Recall(request)),
                 }
             }
             Input::Recalled(request, remembered) => match (remembered, request.caller.user()) {
-                (Some(outcome), _) => self.end(request.id, outcome),
-                (None, None) => self.events.push_back(Event::AskPeer(request)),
+                (Some(outcome), _) => self.end(request.request.id, outcome),
+                (None, None) => self.events.push_back(Event::AskPeer(request.request)),
                 (None, Some(user)) => {
-                    self.not_remembered(request.id);
+                    self.not_remembered(request.request.id);
                     self.offer(now, user, request);
                 }
             },
             Input::Answered { id, outcome } => self.end(id, outcome),
-            Input::Path(request) => match (request.caller.user(), request.question) {
-                (None, _) => self.events.push_back(Event::AskSa(request)),
+            Input::Path(request) => match (request.caller.user(), request.request.question) {
+                (None, _) => self.events.push_back(Event::AskSa(request.request)),
                 (Some(_), Sought::Path(_)) => self.events.push_back(Event::RecallPath(request)),
                 (Some(user), _) => self.offer_path(now, user, request),
             },
             Input::PathRecalled(request, remembered) => match (remembered, request.caller.user()) {
-                (Some(outcome), _) => self.end_path(answered(request.id, outcome)),
-                (None, None) => self.events.push_back(Event::AskSa(request)),
+                (Some(outcome), _) => self.end_path(answered(request.request.id, outcome)),
+                (None, None) => self.events.push_back(Event::AskSa(request.request)),
                 (None, Some(user)) => {
-                    self.not_remembered(request.id);
+                    self.not_remembered(request.request.id);
                     self.offer_path(now, user, request);
                 }
             },
@@ -234,10 +224,10 @@ impl Requests {
     /// Admits requests for which there is room, and refuses those that have waited too long. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(request) = self.addresses.poll_refused(now) {
-            self.end(request.id, Outcome::Overloaded);
+            self.end(request.request.id, Outcome::Overloaded);
         }
         while let Some((user, request)) = self.addresses.poll_admitted(now) {
-            if let RequestId::User(id) = request.id {
+            if let RequestId::User(id) = request.request.id {
                 self.admitted.insert(id, user);
             }
             self.events.push_back(Event::LookUp(request));
@@ -246,13 +236,13 @@ impl Requests {
             [|this| &mut this.paths, |this| &mut this.acm_paths];
         for shares in all {
             while let Some(request) = shares(self).poll_refused(now) {
-                self.end_path(answered(request.id, paths::Outcome::Overloaded));
+                self.end_path(answered(request.request.id, paths::Outcome::Overloaded));
             }
             while let Some((user, request)) = shares(self).poll_admitted(now) {
-                if let RequestId::User(id) = request.id {
+                if let RequestId::User(id) = request.request.id {
                     self.admitted_paths.insert(id, user);
                 }
-                self.events.push_back(Event::AskSa(request));
+                self.events.push_back(Event::AskSa(request.request));
             }
         }
     }
@@ -299,16 +289,16 @@ impl Requests {
     }
 
     fn offer(&mut self, now: Instant, user: User, request: AddressRequest) {
-        if let Err(request) = self.addresses.offer(now, user, request, request.deadline) {
-            self.end(request.id, Outcome::Overloaded);
+        if let Err(request) = self.addresses.offer(now, user, request, request.request.deadline) {
+            self.end(request.request.id, Outcome::Overloaded);
         }
         self.handle_timeout(now);
     }
 
     fn offer_path(&mut self, now: Instant, user: User, request: PathRequest) {
         let shares = self.path_shares(request.caller);
-        if let Err(request) = shares.offer(now, user, request, request.deadline) {
-            self.end_path(answered(request.id, paths::Outcome::Overloaded));
+        if let Err(request) = shares.offer(now, user, request, request.request.deadline) {
+            self.end_path(answered(request.request.id, paths::Outcome::Overloaded));
         }
         self.handle_timeout(now);
     }
@@ -346,23 +336,36 @@ impl Requests {
 }
 
 impl AddressRequest {
-    /// With the oldest time there is: the request gives way to those of the kernel, and they never
-    /// to it.
+    /// A user of this node asks. With the oldest time there is: the request gives way to those of the kernel, and they
+    /// never to it.
     pub fn of_user(id: UserRequest, user: User, question: Question, deadline: Instant) -> Self {
-        Self {
-            id: RequestId::User(id),
-            caller: id.caller(user),
-            question,
-            listed: None,
-            is_fresh: false,
-            asked_at: Instant::BOOT,
-            deadline,
-        }
+        let (caller, asked_at, id) = (id.caller(user), Instant::BOOT, RequestId::User(id));
+        let (heeds_hints, is_fresh) = (true, false);
+        let request = client::Request { id, question, asked_at, deadline, heeds_hints, is_fresh };
+        Self { caller, listed: None, request }
+    }
+
+    /// The kernel asks. It does not ask again by itself when a peer that has refused returns.
+    pub fn of_kernel(
+        id: KernelRequest,
+        question: Question,
+        asked_at: Instant,
+        deadline: Instant,
+    ) -> Self {
+        let (id, heeds_hints, is_fresh) = (RequestId::Kernel(id), false, false);
+        let request = client::Request { id, question, asked_at, deadline, heeds_hints, is_fresh };
+        Self { caller: Caller::Kernel, listed: None, request }
+    }
+
+    /// The peer is asked even if its answer is remembered.
+    #[must_use]
+    pub fn fresh(self) -> Self {
+        Self { request: client::Request { is_fresh: true, ..self.request }, ..self }
     }
 }
 
 impl PathRequest {
-    /// What a user of this node asks.
+    /// A user of this node asks.
     pub fn of_user(
         id: UserRequest,
         user: User,
@@ -370,8 +373,21 @@ impl PathRequest {
         question: impl Into<Sought>,
         deadline: Instant,
     ) -> Self {
-        let (id, caller) = (RequestId::User(id), id.caller(user));
-        Self { id, caller, port, question: question.into(), deadline }
+        let (caller, id, question) = (id.caller(user), RequestId::User(id), question.into());
+        let request = paths::Request { id, port, question, rank: Rank::Other, deadline };
+        Self { caller, request }
+    }
+
+    /// The kernel asks.
+    pub fn of_kernel(
+        id: KernelRequest,
+        port: PortName,
+        question: PathQuestion,
+        deadline: Instant,
+    ) -> Self {
+        let (id, question) = (RequestId::Kernel(id), question.into());
+        let request = paths::Request { id, port, question, rank: Rank::Kernel, deadline };
+        Self { caller: Caller::Kernel, request }
     }
 }
 

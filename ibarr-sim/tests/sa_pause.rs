@@ -118,7 +118,10 @@ impl<'a> Node<'a> {
         let wait = local_service::Config::default().timeout.get() * 4 / 5;
         let (port, rank, deadline) = (name(), Rank::Kernel, self.now + wait);
         let question = question(peer);
-        self.paths.resolve(self.now, paths::Request { id, port, question, rank, deadline });
+        self.paths.resolve(
+            self.now,
+            paths::Request { id, port, question: question.into(), rank, deadline },
+        );
         self.drain();
     }
 

@@ -92,11 +92,12 @@ impl Rig {
         };
         assert_eq!(source, ip("10.1.0.1"));
         self.acm.gid_of_source(id, Some(gid("fe80::1")));
-        let Some(Event::Address(AddressRequest { caller, question, .. })) = self.acm.poll_event()
+        let Some(Event::Address(AddressRequest { caller, request, .. })) = self.acm.poll_event()
         else {
             panic!()
         };
-        assert_eq!((caller, question.target()), (request::Caller::Acm(USER), ip("10.2.0.5")));
+        let target = request.question.target();
+        assert_eq!((caller, target), (request::Caller::Acm(USER), ip("10.2.0.5")));
         id
     }
 
@@ -398,10 +399,10 @@ fn names_of_both_ends_get_addresses_of_one_family() {
     let Some(Event::Ask { id, ask: Ask::Source(source) }) = rig.acm.poll_event() else { panic!() };
     assert_eq!(source, ip("10.1.0.2"));
     rig.acm.gid_of_source(id, Some(gid("fe80::2")));
-    let Some(Event::Address(AddressRequest { question, .. })) = rig.acm.poll_event() else {
+    let Some(Event::Address(AddressRequest { request, .. })) = rig.acm.poll_event() else {
         panic!()
     };
-    assert_eq!(question.target(), ip("10.2.0.5"));
+    assert_eq!(request.question.target(), ip("10.2.0.5"));
 }
 
 #[test]
@@ -411,10 +412,10 @@ fn path_leads_from_one_family_to_the_other() {
     let Some(Event::Ask { id, ask: Ask::Source(source) }) = rig.acm.poll_event() else { panic!() };
     assert_eq!(source, ip("fd00::2"));
     rig.acm.gid_of_source(id, Some(gid("fe80::2")));
-    let Some(Event::Address(AddressRequest { question, .. })) = rig.acm.poll_event() else {
+    let Some(Event::Address(AddressRequest { request, .. })) = rig.acm.poll_event() else {
         panic!()
     };
-    assert_eq!(question.target(), ip("10.2.0.5"));
+    assert_eq!(request.question.target(), ip("10.2.0.5"));
 }
 
 #[test]
@@ -669,7 +670,7 @@ proptest! {
                     acm.handle_input(now, reply(&event, Outcome::NotFound, is_found));
                 },
                 Step::NotRemembered => if let Some(Event::Address(request)) = ends.front() {
-                    acm.handle_input(now, Input::NotRemembered(search(request.id)));
+                    acm.handle_input(now, Input::NotRemembered(search(request.request.id)));
                 },
                 Step::Wait(ms) => {
                     now += Duration::from_millis(ms);
@@ -721,10 +722,10 @@ fn reply(event: &Event, outcome: Outcome, is_found: bool) -> Input<'static> {
             };
             Input::Answer { id, answer }
         }
-        Event::Address(request) => Input::Address { id: search(request.id), outcome },
+        Event::Address(request) => Input::Address { id: search(request.request.id), outcome },
         Event::Path(request) => {
             let outcome = if is_found { found() } else { paths::Outcome::NoSa };
-            Input::Path { id: search(request.id), outcome }
+            Input::Path { id: search(request.request.id), outcome }
         }
     }
 }

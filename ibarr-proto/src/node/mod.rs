@@ -24,11 +24,11 @@ use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
-use crate::paths::{self, Paths, PortChange, Sought};
+use crate::paths::{self, Paths, PortChange};
 use crate::request::{Caller, Outcome, RequestId, UserRequest};
 use crate::requests::{self, AddressRequest, PathRequest, Requests};
 use crate::responder::{self, Responder};
-use crate::sa::{self, Rank};
+use crate::sa;
 use crate::shares;
 use crate::trace::{self, Trace};
 
@@ -253,61 +253,31 @@ impl Node {
     fn route_request(&mut self, now: Instant, event: requests::Event) {
         match event {
             requests::Event::LookUp(request) => {
-                let own = self.view.lookup(request.question);
+                let own = self.view.lookup(request.request.question);
                 self.requests.handle_input(now, requests::Input::LookedUp(request, own));
             }
             requests::Event::Recall(request) => {
-                let heeds_hints = request.caller != Caller::Kernel;
-                let remembered = self.client.recall(now, request.question, heeds_hints);
-                let remembered = remembered.map(Outcome::from);
+                let client::Request { question, heeds_hints, .. } = request.request;
+                let remembered = self.client.recall(now, question, heeds_hints).map(Outcome::from);
                 self.requests.handle_input(now, requests::Input::Recalled(request, remembered));
             }
             requests::Event::RecallPath(request) => {
-                let PathRequest { caller, port, question, .. } = request;
-                let may_loop_back = matches!(caller, Caller::Acm(_));
+                let paths::Request { port, question, .. } = request.request;
+                let may_loop_back = matches!(request.caller, Caller::Acm(_));
                 let remembered = self.paths.recall_for(now, &port, question, may_loop_back);
                 self.requests.handle_input(now, requests::Input::PathRecalled(request, remembered));
             }
             requests::Event::NotRemembered(id) => {
                 self.acm.handle_input(now, acm::Input::NotRemembered(id));
             }
-            requests::Event::AskPeer(AddressRequest {
-                id,
-                caller,
-                question,
-                is_fresh,
-                asked_at,
-                deadline,
-                ..
-            }) => {
+            requests::Event::AskPeer(request) => {
+                let client::Request { question, is_fresh, .. } = request;
                 if self.trace.is_on() && !is_fresh && self.client.is_older(now, question) {
                     self.trace.step(now, question, trace::Step::Older);
                 }
-                // The kernel does not ask again by itself when the peer has returned.
-                let heeds_hints = caller != Caller::Kernel;
-                let input = if is_fresh {
-                    client::Input::ResolveFresh { id, question, deadline }
-                } else {
-                    client::Input::Resolve { id, question, asked_at, deadline, heeds_hints }
-                };
-                self.client.handle_input(now, input);
+                self.client.handle_input(now, client::Input::Resolve(request));
             }
-            requests::Event::AskSa(PathRequest { id, caller, port, question, deadline }) => {
-                let rank = if caller == Caller::Kernel { Rank::Kernel } else { Rank::Other };
-                match question {
-                    Sought::Path(question) => {
-                        let request = paths::Request { id, port, question, rank, deadline };
-                        self.paths.resolve(now, request);
-                    }
-                    Sought::Fresh(question) => {
-                        let request = paths::Request { id, port, question, rank, deadline };
-                        self.paths.resolve_fresh(now, request);
-                    }
-                    Sought::Known(query) => {
-                        self.paths.ask_directly(now, id, &port, query, deadline);
-                    }
-                }
-            }
+            requests::Event::AskSa(request) => self.paths.resolve(now, request),
             requests::Event::Cancel(id) => {
                 let id = RequestId::Kernel(id);
                 self.client.handle_input(now, client::Input::Cancel { id });
@@ -345,17 +315,10 @@ impl Node {
     fn route_kernel(&mut self, now: Instant, event: local_service::Event) {
         match event {
             local_service::Event::Wanted { flight, question, asked_at, deadline } => {
-                let (id, caller, is_fresh) = (RequestId::Kernel(flight), Caller::Kernel, false);
-                let listed = None;
-                self.ask(
-                    now,
-                    AddressRequest { id, caller, question, listed, is_fresh, asked_at, deadline },
-                );
+                self.ask(now, AddressRequest::of_kernel(flight, question, asked_at, deadline));
             }
             local_service::Event::PathWanted { flight, port, question, deadline } => {
-                let (id, question) = (RequestId::Kernel(flight), question.into());
-                let request = PathRequest { id, caller: Caller::Kernel, port, question, deadline };
-                self.ask_for_path(now, request);
+                self.ask_for_path(now, PathRequest::of_kernel(flight, port, question, deadline));
             }
             local_service::Event::Unwanted { flight, .. } => {
                 self.trace.forget(trace::Id::Address(RequestId::Kernel(flight)));
@@ -372,15 +335,15 @@ impl Node {
     }
 
     fn ask(&mut self, now: Instant, request: AddressRequest) {
-        let AddressRequest { id, caller, question, asked_at, .. } = request;
-        let asked_at = if caller == Caller::Kernel { asked_at } else { now };
-        self.trace.asked(now, trace::Id::Address(id), caller, question, asked_at);
+        let client::Request { id, question, asked_at, .. } = request.request;
+        let asked_at = if request.caller == Caller::Kernel { asked_at } else { now };
+        self.trace.asked(now, trace::Id::Address(id), request.caller, question, asked_at);
         self.requests.handle_input(now, requests::Input::Address(request));
     }
 
     fn ask_for_path(&mut self, now: Instant, request: PathRequest) {
-        let PathRequest { id, caller, question, .. } = request;
-        self.trace.asked(now, trace::Id::Path(id), caller, question, now);
+        let paths::Request { id, question, .. } = request.request;
+        self.trace.asked(now, trace::Id::Path(id), request.caller, question, now);
         self.requests.handle_input(now, requests::Input::Path(request));
     }
 

@@ -10,9 +10,9 @@ use ibarr_common::ib::{FlowLabel, Gid, Mtu, PacketLifeTime, Rate, Sl, SubnetPref
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Question};
 
-use super::{Counter, Outcome, Paths, PortName, Sought, Source};
+use super::{Counter, Outcome, Paths, PortName, Request, Sought, Source};
 use crate::request::RequestId;
-use crate::sa::{self, QuestionId, Rank};
+use crate::sa::{self, QuestionId};
 
 /// 2048 bytes and 10 Gbit/s: `min_mtu` and `min_rate` of ibacm.
 const LEAST_MTU: Mtu = Mtu::from_low_bits(4);
@@ -29,18 +29,11 @@ impl Direct {
 }
 
 impl Paths {
-    /// A user asks the SA of a port. One [`Self::poll_event`] follows, at the latest at the deadline.
-    pub fn ask_directly(
-        &mut self,
-        now: Instant,
-        id: RequestId,
-        port: &PortName,
-        query: PathQuery,
-        deadline: Instant,
-    ) {
+    pub(super) fn ask_directly(&mut self, now: Instant, request: &Request, query: PathQuery) {
+        let &Request { id, port, rank, deadline, .. } = request;
         self.advance(now);
         self.counters.count(Counter::Requests);
-        let (index, can_ask) = match self.ports.by_name(port) {
+        let (index, can_ask) = match self.ports.by_name(&port) {
             Some((index, port)) => (index, port.can_ask()),
             None => return self.push(id, Outcome::UnknownPort, false),
         };
@@ -53,7 +46,7 @@ impl Paths {
         let question_id = self.next_id();
         self.direct.0.insert(question_id, (id, query));
         let question = Question::Known(query);
-        self.ask_sa(question_id, index, question, Rank::Other, deadline);
+        self.ask_sa(question_id, index, question, rank, deadline);
         self.settle();
     }
 

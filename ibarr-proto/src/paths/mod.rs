@@ -230,25 +230,27 @@ impl Paths {
     /// A caller asks for a path. One [`Self::poll_event`] follows, at once if the answer is
     /// remembered, at the latest at the deadline.
     pub fn resolve(&mut self, now: Instant, request: Request) {
-        self.resolve_from(now, request, Self::recall);
-    }
-
-    /// Like [`Self::resolve`], but the SA is asked even if its answer is remembered. A question in flight is
-    /// joined.
-    pub fn resolve_fresh(&mut self, now: Instant, request: Request) {
-        self.resolve_from(now, request, |_, _| Memory::Nothing);
+        match request.question {
+            Sought::Path(question) => self.resolve_from(now, &request, question, Self::recall),
+            // A question in flight is joined.
+            Sought::Fresh(question) => {
+                self.resolve_from(now, &request, question, |_, _| Memory::Nothing);
+            }
+            Sought::Known(query) => self.ask_directly(now, &request, query),
+        }
     }
 
     fn resolve_from(
         &mut self,
         now: Instant,
-        request: Request,
+        request: &Request,
+        question: PathQuestion,
         recall: impl Fn(&Self, &Key) -> Memory,
     ) {
         self.advance(now);
         self.counters.count(Counter::Requests);
-        let Request { id, rank, deadline, .. } = request;
-        let (index, key, question) = match self.key(&request.port, request.question) {
+        let &Request { id, rank, deadline, .. } = request;
+        let (index, key, question) = match self.key(&request.port, question) {
             Ok(found) => found,
             Err(outcome) => return self.answer(None, id, rank, outcome),
         };

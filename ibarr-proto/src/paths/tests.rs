@@ -141,7 +141,7 @@ impl Rig {
         let deadline = self.now + WAIT;
         self.paths.resolve(
             self.now,
-            Request { id, port: name(1), question, rank: Rank::Kernel, deadline },
+            Request { id, port: name(1), question: question.into(), rank: Rank::Kernel, deadline },
         );
         self.drain();
         id
@@ -462,7 +462,7 @@ fn device_names_are_compared_as_a_whole() {
     let id = RequestId::User(UserRequest::Control(1));
     rig.paths.resolve(
         rig.now,
-        Request { id, port, question: question(1), rank: Rank::Kernel, deadline },
+        Request { id, port, question: question(1).into(), rank: Rank::Kernel, deadline },
     );
     assert_eq!(rig.answered()[0].outcome, Outcome::UnknownPort);
 }
@@ -755,7 +755,7 @@ proptest! {
                     let deadline = rig.now + ms(wait.into());
                     let reversible = n % 2 == 0;
                     let question = PathQuestion { reversible, ..question(n.into()) };
-                    rig.paths.resolve(rig.now, Request { id, port: name(1), question, rank: Rank::Kernel, deadline });
+                    rig.paths.resolve(rig.now, Request { id, port: name(1), question: question.into(), rank: Rank::Kernel, deadline });
                     waiting.insert(id, (n, deadline));
                 }
                 Op::Answer { which, how } if !rig.sent.is_empty() => {

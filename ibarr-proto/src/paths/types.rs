@@ -218,7 +218,7 @@ pub struct Request {
     pub id: RequestId,
     /// The source port of the path.
     pub port: PortName,
-    pub question: PathQuestion,
+    pub question: Sought,
     /// Whether the kernel asks.
     pub rank: Rank,
     /// When the caller stops waiting.

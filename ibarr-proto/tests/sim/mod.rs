@@ -18,7 +18,8 @@ use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::PORT;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::client::{
-    Answered, Client, Config, Input, Outcome, Output, RequestId, Route, SocketEvent, SocketId,
+    Answered, Client, Config, Input, Outcome, Output, Request, RequestId, Route, SocketEvent,
+    SocketId,
 };
 use ibarr_proto::ip2gid::server::{Local, Received, Server};
 use ibarr_proto::ip2gid::{Prefixes, Question};
@@ -174,7 +175,17 @@ impl Sim {
         self.nodes[node].requests += 1;
         let (asked_at, deadline) = (self.now, self.now + patience);
         let heeds_hints = false;
-        self.input(node, Input::Resolve { id, question, asked_at, deadline, heeds_hints });
+        self.input(
+            node,
+            Input::Resolve(Request {
+                id,
+                question,
+                asked_at,
+                deadline,
+                heeds_hints,
+                is_fresh: false,
+            }),
+        );
         id
     }
 

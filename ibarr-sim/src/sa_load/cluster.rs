@@ -220,7 +220,13 @@ impl Cluster {
         let this = &mut self.nodes[node];
         this.asked += 1;
         let id = RequestId::User(UserRequest::Control(this.asked));
-        let request = paths::Request { id, port: name(), question, rank: Rank::Kernel, deadline };
+        let request = paths::Request {
+            id,
+            port: name(),
+            question: question.into(),
+            rank: Rank::Kernel,
+            deadline,
+        };
         this.paths.resolve(self.now, request);
         self.settle(node);
     }

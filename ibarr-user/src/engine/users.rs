@@ -112,7 +112,7 @@ impl Engine {
                 }
             };
             let request = AddressRequest::of_user(id, user, question, deadline);
-            let request = AddressRequest { is_fresh, ..request };
+            let request = if is_fresh { request.fresh() } else { request };
             self.node.handle_input(now, node::Input::Resolve(request));
         }
     }

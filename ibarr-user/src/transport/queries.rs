@@ -255,7 +255,7 @@ mod tests {
     use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
     use ibarr_proto::ip2gid::Question;
     use ibarr_proto::ip2gid::client::{
-        Client, Config, Input, Output, RequestId, Route, SocketEvent,
+        Client, Config, Input, Output, Request, RequestId, Route, SocketEvent,
     };
     use ibarr_proto::request::UserRequest;
     use rand_chacha::ChaCha12Rng;
@@ -271,7 +271,9 @@ mod tests {
         let (now, ifindex) = (Instant::from_nanos(1), IfIndex::MIN);
         let (id, deadline) = (RequestId::User(UserRequest::Control(1)), Instant::from_nanos(2));
         let heeds_hints = true;
-        let asked = Input::Resolve { id, question, asked_at: now, deadline, heeds_hints };
+        let (asked_at, is_fresh) = (now, false);
+        let asked =
+            Input::Resolve(Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
         let route = Some(Route { ifindex, next_hop: target });
         for input in [asked, Input::Route { candidate: question.into(), route }] {
             client.handle_input(now, input);

@@ -73,7 +73,7 @@ pub use slowest::Slow;
 pub use sockets::SocketId;
 pub use table::Cached;
 pub use types::{
-    Answered, Candidate, Counter, Egress, Input, Output, Route, SocketEvent, Transmit,
+    Answered, Candidate, Counter, Egress, Input, Output, Request, Route, SocketEvent, Transmit,
 };
 
 /// Resolves IP addresses to GIDs by asking their owners.
@@ -149,14 +149,8 @@ impl Client {
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.advance(now);
         match input {
-            Input::Resolve { id, question, asked_at, deadline, heeds_hints } => {
-                let is_fresh = false;
-                self.resolve(&Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
-            }
-            Input::ResolveFresh { id, question, deadline } => {
-                let (asked_at, heeds_hints, is_fresh) = (Instant::BOOT, true, true);
-                self.ask_peer(&Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
-            }
+            Input::Resolve(request) if request.is_fresh => self.ask_peer(&request),
+            Input::Resolve(request) => self.resolve(&request),
             Input::Cancel { id } => self.cancel(id),
             Input::Route { candidate, route } => self.route(candidate, route),
             Input::Neighbour { question, gid } => self.met(question, gid),
@@ -603,16 +597,6 @@ impl Client {
     fn sweep_at(&self) -> Option<Instant> {
         self.cache.next_expiry().map(|at| at.max(self.swept_at + SWEEP_INTERVAL))
     }
-}
-
-struct Request {
-    id: RequestId,
-    question: Question,
-    asked_at: Instant,
-    deadline: Instant,
-    heeds_hints: bool,
-    /// It wants the peer's own word.
-    is_fresh: bool,
 }
 
 /// The sizes of a client's tables.

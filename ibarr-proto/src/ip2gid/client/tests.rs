@@ -384,13 +384,14 @@ fn full_flights_make_room_for_a_newer_question_after_a_second() {
     let again = RequestId::User(UserRequest::Control(90));
     let early = Instant::BOOT + secs(1000);
     let heeds_hints = false;
-    rig.input(Input::Resolve {
+    rig.input(Input::Resolve(Request {
         id: again,
         question: question(1),
         asked_at: early,
         deadline,
         heeds_hints,
-    });
+        is_fresh: false,
+    }));
     assert_eq!(rig.answers[&again].1, Outcome::Overloaded);
     assert_eq!(rig.count(Counter::GaveWay), 1);
     rig.run(secs(30));
@@ -845,7 +846,14 @@ fn request_with_the_number_of_a_waiting_one_is_ignored() {
     let id = rig.resolve(5);
     let (asked_at, deadline) = (rig.now, rig.now + secs(3));
     let heeds_hints = false;
-    rig.input(Input::Resolve { id, question: question(6), asked_at, deadline, heeds_hints });
+    rig.input(Input::Resolve(Request {
+        id,
+        question: question(6),
+        asked_at,
+        deadline,
+        heeds_hints,
+        is_fresh: false,
+    }));
     assert_eq!(rig.count(Counter::RepeatedRequest), 1);
     assert_eq!(rig.client.load().flights, 1);
     rig.reply(0, Some(gid(5)));
@@ -1012,7 +1020,14 @@ fn counters_of_requests_add_up() {
     rig.input(Input::Cancel { id: RequestId::User(UserRequest::Control(3)) });
     let (asked_at, deadline) = (rig.now, rig.now + secs(3));
     let (id, heeds_hints) = (RequestId::User(UserRequest::Control(4)), false);
-    rig.input(Input::Resolve { id, question: question(1), asked_at, deadline, heeds_hints });
+    rig.input(Input::Resolve(Request {
+        id,
+        question: question(1),
+        asked_at,
+        deadline,
+        heeds_hints,
+        is_fresh: false,
+    }));
     rig.run(secs(10));
     assert_ends_add_up(&rig.client);
     assert_eq!(rig.count(Counter::Overloaded), 6);

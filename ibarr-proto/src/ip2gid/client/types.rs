@@ -75,33 +75,29 @@ pub(super) struct Domain {
     pub(super) vrf: Option<IfIndex>,
 }
 
+/// A request for a GID.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
+pub struct Request {
+    /// Repeated in the answer.
+    pub id: RequestId,
+    pub question: Question,
+    /// When the caller asked; earlier than now if the request was refused meanwhile. Under load the oldest gives way.
+    pub asked_at: Instant,
+    /// When the caller stops waiting.
+    pub deadline: Instant,
+    /// Whether [`Input::Refused`] or [`Input::Neighbour`] ends the request. Otherwise the client continues to ask.
+    pub heeds_hints: bool,
+    /// Whether the peer is asked even if its answer is remembered. A question in flight is joined.
+    pub is_fresh: bool,
+}
+
 /// An input of the client.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
-    /// A caller asks for a GID. Exactly one [`Answered`] follows, unless the request is
-    /// cancelled.
-    Resolve {
-        /// Repeated in the answer.
-        id: RequestId,
-        question: Question,
-        /// When the caller asked; earlier than now if the request was refused meanwhile.
-        asked_at: Instant,
-        /// When the caller stops waiting.
-        deadline: Instant,
-        /// Whether [`Input::Refused`] or [`Input::Neighbour`] ends the request. Otherwise the client
-        /// continues to ask.
-        heeds_hints: bool,
-    },
-    /// A user asks past the cache. Exactly one [`Answered`] follows. A question in flight is
-    /// joined; [`Input::Refused`] and [`Input::Neighbour`] end the request.
-    ResolveFresh {
-        /// Repeated in the answer.
-        id: RequestId,
-        question: Question,
-        /// When the caller stops waiting.
-        deadline: Instant,
-    },
+    /// A caller asks for a GID. Exactly one [`Answered`] follows, unless the request is cancelled.
+    Resolve(Request),
     /// The caller no longer wants the answer.
     Cancel { id: RequestId },
     /// The answer to [`Output::Route`].

@@ -9,7 +9,7 @@ use ibarr_common::wire::sa::{self as wire, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
 use super::*;
-use crate::paths::{Device, PortFacts, PortName};
+use crate::paths::{Device, PortFacts, PortName, Sought};
 use crate::sa::PortIndex;
 
 const PORT: PortIndex = PortIndex(3);
@@ -267,7 +267,8 @@ fn users_requests_are_separate_from_the_kernels() {
     assert_eq!(rig.told_paths().len(), 1);
 
     // Past the cache.
-    let request = PathRequest { question: Sought::Fresh(asked[0]), ..request };
+    let question = Sought::Fresh(asked[0]);
+    let request = PathRequest::of_user(id, User(7), port(), question, deadline);
     rig.tell(Input::ResolvePath(request));
     assert_eq!(rig.node.outputs.pop_front(), None);
     assert_eq!(rig.sa(path(0)), asked);

@@ -93,7 +93,7 @@ impl Paths {
         Request {
             id: RequestId::User(UserRequest::Control(0)),
             port: self.port,
-            question,
+            question: question.into(),
             rank: sa::Rank::Kernel,
             deadline,
         }

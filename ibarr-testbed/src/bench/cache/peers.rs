@@ -12,7 +12,7 @@ use ibarr_common::wire::ip2gid::Query;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
-    Client, Config, Input, Output, RequestId, Route, Settings, SocketEvent,
+    Client, Config, Input, Output, Request, RequestId, Route, Settings, SocketEvent,
 };
 use ibarr_proto::request::UserRequest;
 use rand_chacha::ChaCha12Rng;
@@ -57,7 +57,14 @@ impl Memory for Peers {
 /// Makes `client` ask `question`, and gives it the peer's answer.
 fn answer(client: &mut Client, question: Question) -> Result<()> {
     let (id, deadline) = (RequestId::User(UserRequest::Control(0)), START + Duration::from_secs(3));
-    let input = Input::Resolve { id, question, asked_at: START, deadline, heeds_hints: false };
+    let input = Input::Resolve(Request {
+        id,
+        question,
+        asked_at: START,
+        deadline,
+        heeds_hints: false,
+        is_fresh: false,
+    });
     client.handle_input(START, input);
     let gateway = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254));
     let ifindex = IfIndex::new(4).context("4 is not 0")?;

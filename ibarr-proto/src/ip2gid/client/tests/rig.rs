@@ -70,7 +70,15 @@ impl Rig {
         let id = RequestId::User(UserRequest::Control(self.requests));
         let (asked_at, deadline) = (self.now, self.now + patience);
         let heeds_hints = false;
-        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_hints });
+        let is_fresh = false;
+        self.input(Input::Resolve(Request {
+            id,
+            question,
+            asked_at,
+            deadline,
+            heeds_hints,
+            is_fresh,
+        }));
         id
     }
 
@@ -80,7 +88,15 @@ impl Rig {
         let id = RequestId::User(UserRequest::Control(self.requests));
         let (asked_at, deadline) = (Instant::BOOT, self.now + secs(3));
         let heeds_hints = true;
-        self.input(Input::Resolve { id, question, asked_at, deadline, heeds_hints });
+        let is_fresh = false;
+        self.input(Input::Resolve(Request {
+            id,
+            question,
+            asked_at,
+            deadline,
+            heeds_hints,
+            is_fresh,
+        }));
         id
     }
 
@@ -88,7 +104,16 @@ impl Rig {
     pub(super) fn ask_fresh(&mut self, question: Question) -> RequestId {
         self.requests += 1;
         let id = RequestId::User(UserRequest::Control(self.requests));
-        self.input(Input::ResolveFresh { id, question, deadline: self.now + secs(3) });
+        let (asked_at, deadline) = (Instant::BOOT, self.now + secs(3));
+        let (heeds_hints, is_fresh) = (true, true);
+        self.input(Input::Resolve(Request {
+            id,
+            question,
+            asked_at,
+            deadline,
+            heeds_hints,
+            is_fresh,
+        }));
         id
     }
 
