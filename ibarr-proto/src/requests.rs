@@ -378,7 +378,7 @@ impl PathRequest {
         Self { caller, request }
     }
 
-    /// The kernel asks.
+    /// What the RDMA core of the kernel asks.
     pub fn of_kernel(
         id: KernelRequest,
         port: PortName,
