@@ -145,19 +145,6 @@ impl Trace {
         }
     }
 
-    /// A request has arrived, and its answer is remembered.
-    pub fn remembered(
-        &mut self,
-        now: Instant,
-        id: Id,
-        by: Caller,
-        subject: impl Into<Subject>,
-        outcome: Outcome,
-    ) {
-        self.asked(now, id, by, subject, now);
-        self.answered(now, id, outcome);
-    }
-
     /// The kernel's request is dropped without an answer.
     #[inline]
     pub fn dropped(
