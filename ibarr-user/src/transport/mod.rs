@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Moves bytes between file descriptors and channels: no retries, no caches, no decisions.
+//! Moves bytes between file descriptors and channels. What fails is tried again after a while, and named; nothing else
+//! is decided here.
 //!
 //! | channel | from → to | depth | when full |
 //! |---|---|---|---|
-//! | batches | server sockets → engine | [`BATCHES`]: one per socket | the socket waits for its replies; datagrams beyond the kernel's receive buffer (`server::HOLD`) are dropped, `transport.query-dropped` |
+//! | batches | server sockets → engine | [`BATCHES`]: one for each version of IP; a VRF adds two sockets | the socket waits for its replies; datagrams beyond the kernel's receive buffer (`server::HOLD`) are dropped, `transport.query-dropped` |
 //! | datagrams | query sockets → engine | [`DATAGRAMS`]: twice the burst that one wake-up can bring with a full pending table | newest dropped, `transport.reply-dropped`, `transport.refusal-dropped` |
 //! | view | rtnetlink → engine | [`VIEW_INPUTS`]: the messages of one datagram | the socket waits; the kernel reports events that overflow its buffer, and a dump follows |
 //! | dump requests | engine → rtnetlink | 1 per subject: a second one asks for the same | not sent |
