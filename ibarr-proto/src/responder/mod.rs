@@ -19,7 +19,6 @@ mod work;
 
 use alloc::borrow::ToOwned as _;
 use alloc::collections::{BTreeMap, VecDeque};
-use alloc::string::String;
 use core::time::Duration;
 
 use hashbrown::HashMap;
@@ -29,7 +28,7 @@ use ibarr_common::{IfIndex, Instant};
 pub use self::maps::{AllowKey, Fault, Held, MapUpdate, RouteKey};
 pub use self::settings::{Counter, Settings};
 pub use self::types::{Event, Input, Output, State};
-pub use self::work::{Attacher, Done, Hook, Mode, Work};
+pub use self::work::{Arranged, Hook, Mode, Step, Work};
 use self::work::{Outcome, Wanted, Wish};
 use crate::counters::Counters;
 use crate::hash::Fixed;
@@ -274,7 +273,7 @@ impl Responder {
         self.gives_up || self.need > Need::Nothing && is_leased
     }
 
-    fn handle_done(&mut self, now: Instant, done: Done) {
+    fn handle_done(&mut self, now: Instant, done: Arranged) {
         self.is_busy = false;
         for (ifindex, wish, outcome) in done.interfaces {
             match self.interfaces.get_mut(&ifindex) {

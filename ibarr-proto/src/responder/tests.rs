@@ -576,40 +576,32 @@ impl Fake {
     }
 }
 
-impl Attacher for Fake {
-    fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Fault> {
-        Ok(self.attached.clone())
-    }
-
-    fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool {
-        self.attached.contains(&(ifindex, hook))
-    }
-
-    fn renew(&mut self, interface: &Served, hook: Hook) {
-        if self.wants_variant {
-            self.log.push(format!("renew {} {hook}", interface.ifindex));
+impl Fake {
+    fn carry_out(&mut self, step: Step) -> Result<bool, Fault> {
+        match step {
+            Step::Look(interface, hook) => {
+                if self.wants_variant {
+                    self.log.push(format!("renew {} {hook}", interface.ifindex));
+                }
+                return Ok(self.attached.contains(&(interface.ifindex, hook)));
+            }
+            Step::Attach(interface, hook) if self.refuse.contains(&hook) => {
+                return Err(Fault(format!("{}, {hook}: refused", interface.name)));
+            }
+            Step::Attach(interface, hook) => {
+                self.log.push(format!("attach {} {hook}", interface.ifindex));
+                self.attached.insert((interface.ifindex, hook));
+            }
+            Step::Detach(ifindex, hook) => {
+                self.log.push(format!("detach {ifindex} {hook}"));
+                self.attached.remove(&(ifindex, hook));
+            }
+            Step::Settle => {
+                self.log.push("settle".to_owned());
+                self.is_settled = true;
+            }
         }
-    }
-
-    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Fault> {
-        if self.refuse.contains(&hook) {
-            return Err(Fault(format!("{}, {hook}: refused", interface.name)));
-        }
-        self.log.push(format!("attach {} {hook}", interface.ifindex));
-        self.attached.insert((interface.ifindex, hook));
-        Ok(())
-    }
-
-    fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Fault> {
-        self.log.push(format!("detach {ifindex} {hook}"));
-        self.attached.remove(&(ifindex, hook));
-        Ok(())
-    }
-
-    fn settle(&mut self) -> Result<(), Fault> {
-        self.log.push("settle".to_owned());
-        self.is_settled = true;
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -767,7 +759,8 @@ impl Story {
     }
 
     fn work(&mut self, now: Instant, work: Work) {
-        let done = work.run(self.kernel());
+        let attached = Ok(self.kernel.attached.clone());
+        let done = work.run(attached, |step| self.kernel.carry_out(step));
         self.node.handle_input(now, super::Input::Arranged(done));
     }
 

@@ -3,7 +3,7 @@
 use alloc::string::String;
 
 use super::maps::{Fault, Held, MapUpdate};
-use super::work::{Done, Hook, Work};
+use super::work::{Arranged, Hook, Work};
 use crate::local_view::InterfaceName;
 
 /// What the driver reports.
@@ -18,7 +18,7 @@ pub enum Input {
     /// The answer to [`Output::Keys`].
     Keys(Result<Held, Fault>),
     /// The outcome of the last work.
-    Arranged(Done),
+    Arranged(Arranged),
     /// Another variant of the programs is wanted: look at the attachments soon.
     Look,
 }

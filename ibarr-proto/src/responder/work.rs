@@ -11,39 +11,19 @@ use ibarr_common::IfIndex;
 use super::Fault;
 use crate::local_view::{LinkHeader, Served};
 
-/// Loads and attaches programs. Every call may take long: the verifier is slow, and attaching takes
-/// a lock that every change of the network takes.
-pub trait Attacher {
-    /// What this process or an earlier one has attached.
-    ///
-    /// # Errors
-    /// If it cannot be read.
-    fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Fault>;
-
-    /// Whether our program is still attached.
-    fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool;
-
-    /// Replaces our attached program, without a gap, if another variant of it is wanted now. On
-    /// failure the old one stays, and the next look tries again.
-    fn renew(&mut self, _interface: &Served, _hook: Hook) {}
-
-    /// Attaches our program, or replaces an older one without a gap.
-    ///
-    /// # Errors
-    /// If the kernel refuses it.
-    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Fault>;
-
-    /// Detaches our program, if it is attached.
-    ///
-    /// # Errors
-    /// If the kernel refuses it.
-    fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Fault>;
-
-    /// Removes what remains of other layouts; only our programs are attached.
-    ///
-    /// # Errors
-    /// If something cannot be removed.
-    fn settle(&mut self) -> Result<(), Fault>;
+/// A step of a [`Work`]. Each may take long: the verifier is slow, and attaching takes a lock that every
+/// change of the network takes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Step {
+    /// Say whether our program is still attached. If another variant of it is wanted now, replace it
+    /// without a gap; on failure the old one stays, and the next look tries again.
+    Look(Served, Hook),
+    /// Attach our program, or replace an older one without a gap.
+    Attach(Served, Hook),
+    /// Detach our program, if it is attached.
+    Detach(IfIndex, Hook),
+    /// Remove what remains of other layouts; only our programs are attached.
+    Settle,
 }
 
 ibarr_common::words! {
@@ -117,7 +97,7 @@ pub(super) struct Wish(pub(super) u64);
 
 /// The outcome of a [`Work`].
 #[derive(Clone, Debug)]
-pub struct Done {
+pub struct Arranged {
     pub(super) interfaces: Vec<(IfIndex, Wish, Outcome)>,
     /// Whether all other attachments and layouts were removed.
     pub(super) settled: Result<(), Fault>,
@@ -136,7 +116,7 @@ pub(super) enum Outcome {
     Failed(String),
 }
 
-impl Done {
+impl Arranged {
     /// Nothing was changed.
     pub fn nothing() -> Self {
         Self { interfaces: Vec::new(), settled: Ok(()) }
@@ -145,12 +125,19 @@ impl Done {
 
 impl Work {
     /// New programs are attached before old ones are detached, and old layouts are removed last.
-    pub fn run(self, attacher: &mut impl Attacher) -> Done {
+    ///
+    /// `attached` is what this process or an earlier one has attached; `carry_out` returns whether a
+    /// program is attached after the step.
+    pub fn run(
+        self,
+        attached: Result<BTreeSet<(IfIndex, Hook)>, Fault>,
+        mut carry_out: impl FnMut(Step) -> Result<bool, Fault>,
+    ) -> Arranged {
         let mut interfaces = Vec::new();
         let mut keep = BTreeSet::new();
         for wanted in self.wanted {
             let ifindex = wanted.served.ifindex;
-            let outcome = wanted.attach(attacher);
+            let outcome = wanted.attach(&mut carry_out);
             let hook = match outcome {
                 Outcome::Kept => wanted.attached,
                 Outcome::Attached(hook) => Some(hook),
@@ -159,35 +146,28 @@ impl Work {
             keep.extend(hook.map(|hook| (ifindex, hook)));
             interfaces.push((ifindex, wanted.wish, outcome));
         }
-        let settled = settle(attacher, &keep);
-        Done { interfaces, settled }
+        let settled = attached.and_then(|attached| {
+            let mut gone = attached.difference(&keep);
+            gone.try_for_each(|&(ifindex, hook)| carry_out(Step::Detach(ifindex, hook)).map(drop))?;
+            carry_out(Step::Settle).map(drop)
+        });
+        Arranged { interfaces, settled }
     }
 }
 
 impl Wanted {
-    fn attach(&self, attacher: &mut impl Attacher) -> Outcome {
-        match self.attached {
-            Some(hook) if attacher.is_attached(self.served.ifindex, hook) => {
-                attacher.renew(&self.served, hook);
-                return Outcome::Kept;
-            }
-            Some(_) => return Outcome::Lost,
-            None => {}
+    fn attach(&self, carry_out: &mut impl FnMut(Step) -> Result<bool, Fault>) -> Outcome {
+        if let Some(hook) = self.attached {
+            let is_attached = carry_out(Step::Look(self.served, hook));
+            return if is_attached == Ok(true) { Outcome::Kept } else { Outcome::Lost };
         }
         let mut reasons = Vec::new();
         for &hook in self.hooks {
-            match attacher.attach(&self.served, hook) {
-                Ok(()) => return Outcome::Attached(hook),
+            match carry_out(Step::Attach(self.served, hook)) {
+                Ok(_) => return Outcome::Attached(hook),
                 Err(error) => reasons.push(error.0),
             }
         }
         Outcome::Failed(reasons.join("; "))
     }
-}
-
-fn settle(attacher: &mut impl Attacher, keep: &BTreeSet<(IfIndex, Hook)>) -> Result<(), Fault> {
-    for &(ifindex, hook) in attacher.attached()?.difference(keep) {
-        attacher.detach(ifindex, hook)?;
-    }
-    attacher.settle()
 }

@@ -415,7 +415,7 @@ impl World {
             && let Some(daemon) = &mut machine.daemon
             && let (Some(work), Some(programs)) = (daemon.work.take(), &mut machine.programs)
         {
-            let done = work.run(programs.at(self.now));
+            let done = programs.at(self.now).arrange(work);
             self.put(id, Inbox::Arranged(done));
         }
     }

@@ -13,7 +13,7 @@ use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::Nudged;
 use ibarr_proto::local_view;
 use ibarr_proto::paths::PortFacts;
-use ibarr_proto::responder::{Done, Work};
+use ibarr_proto::responder::{Arranged, Work};
 
 use super::addresses::Packet;
 use super::kernel_claims::KernelClaims;
@@ -61,7 +61,7 @@ pub(super) enum Inbox {
     Mad(Lid, sa::Request, sa::Answer),
     Nudged(Nudged),
     MapsOpened,
-    Arranged(Done),
+    Arranged(Arranged),
     Ask(Question),
     /// A user has room for more requests, until this time.
     Crowd(Instant),

@@ -14,8 +14,10 @@ use ibarr_common::map::{
 use ibarr_common::{IfIndex, Instant};
 use ibarr_ebpf::decide::{self, Ingress, Node};
 use ibarr_ebpf::packet::{Ipv4Query, Ipv6Query, QueryPacket};
-use ibarr_proto::local_view::{LocalView, Owned, Served};
-use ibarr_proto::responder::{AllowKey, Attacher, Fault, Held, Hook, MapUpdate, RouteKey};
+use ibarr_proto::local_view::{LocalView, Owned};
+use ibarr_proto::responder::{
+    AllowKey, Arranged, Fault, Held, Hook, MapUpdate, RouteKey, Step, Work,
+};
 use zerocopy::FromBytes as _;
 
 use crate::bugs::Bug;
@@ -201,28 +203,23 @@ impl Programs {
     }
 }
 
-impl Attacher for Programs {
-    fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Fault> {
-        Ok(self.attached.clone())
-    }
-
-    fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool {
-        self.attached.contains(&(ifindex, hook))
-    }
-
-    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Fault> {
-        self.call()?;
-        self.attached.insert((interface.ifindex, hook));
-        Ok(())
-    }
-
-    fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Fault> {
-        self.attached.remove(&(ifindex, hook));
-        Ok(())
-    }
-
-    fn settle(&mut self) -> Result<(), Fault> {
-        Ok(())
+impl Programs {
+    /// Executes work of the daemon.
+    pub(super) fn arrange(&mut self, work: Work) -> Arranged {
+        work.run(Ok(self.attached.clone()), |step| {
+            match step {
+                Step::Look(interface, hook) => {
+                    return Ok(self.attached.contains(&(interface.ifindex, hook)));
+                }
+                Step::Attach(interface, hook) => {
+                    self.call()?;
+                    self.attached.insert((interface.ifindex, hook));
+                }
+                Step::Detach(ifindex, hook) => drop(self.attached.remove(&(ifindex, hook))),
+                Step::Settle => {}
+            }
+            Ok(true)
+        })
     }
 }
 

@@ -4,17 +4,15 @@
 //! second, and the engine must not wait.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc as sync;
 use std::{io, thread};
 
-use ibarr_common::IfIndex;
 use ibarr_common::map;
 use ibarr_proto::local_view::Served;
-use ibarr_proto::responder::{Attacher, Done, Fault, Hook, Work};
+use ibarr_proto::responder::{Arranged, Fault, Hook, Step, Work};
 use nix::net::if_::if_indextoname;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tokio::sync::mpsc;
@@ -71,7 +69,7 @@ pub(super) enum Told {
     Maps(Box<Maps>, Box<Inherited>),
     Opened(Result<Longevity, Error>),
     Closed(Result<(), Error>),
-    Arranged(Done),
+    Arranged(Arranged),
     /// Others have changed the pins, so all was taken down.
     Lost(Error),
     Guarded(Result<(), Error>),
@@ -156,11 +154,12 @@ fn carry_out(
                     let changed = pins.check().map_err(Error::from);
                     // A program that nothing finds is not left behind.
                     warn_of(take_down(pins).map(drop));
-                    changed.err().map_or_else(|| Told::Arranged(Done::nothing()), Told::Lost)
+                    changed.err().map_or_else(|| Told::Arranged(Arranged::nothing()), Told::Lost)
                 }
-                None => {
-                    Told::Arranged(workbench.as_mut().map_or_else(Done::nothing, |it| work.run(it)))
-                }
+                None => Told::Arranged(workbench.as_mut().map_or_else(Arranged::nothing, |it| {
+                    let attached = it.pins.hooks().map_err(|error| Error::from(error).into());
+                    work.run(attached, |step| it.carry_out(step))
+                })),
             }
         }
         Order::Guard(socket) => Told::Guarded(if let Some(workbench) = workbench {
@@ -308,42 +307,45 @@ impl Workbench {
     }
 }
 
-impl Attacher for Workbench {
-    fn attached(&self) -> Result<BTreeSet<(IfIndex, Hook)>, Fault> {
-        Ok(self.pins.hooks().map_err(Error::from)?)
+impl Workbench {
+    fn carry_out(&mut self, step: Step) -> Result<bool, Fault> {
+        match step {
+            Step::Look(interface, hook) => return Ok(self.look(&interface, hook)),
+            Step::Attach(interface, hook) => self.attach(&interface, hook)?,
+            Step::Detach(ifindex, hook) => {
+                hooks::detach(&self.pins, ifindex, hook).map_err(Error::from)?;
+            }
+            Step::Settle => {
+                self.unload_reporting()?;
+                self.remove_old()?;
+            }
+        }
+        Ok(true)
     }
 
-    fn is_attached(&self, ifindex: IfIndex, hook: Hook) -> bool {
-        let is =
-            |programs: &Programs| hooks::is_attached(&self.pins, ifindex, hook, programs.ids());
-        is(&self.programs) || self.reporting.as_ref().is_some_and(|other| is(&other.programs))
-    }
-
-    fn renew(&mut self, interface: &Served, hook: Hook) {
+    fn look(&mut self, interface: &Served, hook: Hook) -> bool {
+        let ifindex = interface.ifindex;
         let wanted = self.wanted().ids().clone();
-        if hooks::is_attached(&self.pins, interface.ifindex, hook, &wanted) {
-            return;
+        if hooks::is_attached(&self.pins, ifindex, hook, &wanted) {
+            return true;
+        }
+        let is = |it: &Programs| hooks::is_attached(&self.pins, ifindex, hook, it.ids());
+        if !is(&self.programs) && !self.reporting.as_ref().is_some_and(|it| is(&it.programs)) {
+            return false;
         }
         if let Err(error) = self.attach(interface, hook) {
+            let error = Fault::from(error);
             warn!("the attached program stays, and the other variant is tried again: {error}");
         }
+        true
     }
 
-    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Fault> {
+    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Error> {
         let programs = match &mut self.reporting {
             Some(reporting) if self.reports => &mut reporting.programs,
             _ => &mut self.programs,
         };
-        Ok(programs.attach(&self.pins, interface, hook)?)
-    }
-
-    fn detach(&mut self, ifindex: IfIndex, hook: Hook) -> Result<(), Fault> {
-        Ok(hooks::detach(&self.pins, ifindex, hook).map_err(Error::from)?)
-    }
-
-    fn settle(&mut self) -> Result<(), Fault> {
-        self.unload_reporting()?;
-        Ok(self.remove_old()?)
+        programs.attach(&self.pins, interface, hook)
     }
 }
 
