@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The life of the programs: what the thread that owns them does next, and when a failure is tried
+//! again.
+
+use alloc::string::String;
+use core::fmt;
+use core::time::Duration;
+
+use ibarr_common::Instant;
+
+use super::Fault;
+use super::work::{Arranged, Work};
+use crate::retry::Repair;
+
+/// An order for the thread that owns the programs. It executes one at a time, and ends it with its
+/// [`Done`].
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Order {
+    /// Load the programs. [`Input::Opened`](super::Input::Opened) comes first, as soon as the maps can
+    /// be written.
+    Open,
+    /// Detach and remove everything.
+    Close,
+    /// Attach and detach programs.
+    Arrange(Work),
+    /// Attach the guard to a socket of the ip2gid port; or detach it if no guard is loaded.
+    Guard,
+    /// Read the map of peers' answers.
+    Read,
+    /// Use the programs that report their packets, or the plain ones again. They are attached by the
+    /// next [`Order::Arrange`].
+    Report(bool),
+}
+
+/// The end of the [`Order`] of that name. A failed close or guard changes nothing.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "its variants are named for the orders")]
+pub enum Done {
+    /// With the directory of the pins, if only the daemon's mount namespace has it.
+    Opened(Result<Option<String>, NotLoaded>),
+    Closed,
+    Arranged(Arranged),
+    /// Others have changed the pins, so all was taken down.
+    Lost(NotLoaded),
+    Guarded,
+    Read,
+    Reporting(Result<(), Fault>),
+}
+
+/// Why the programs are not loaded. The kind of the fault decides whether it is tried again.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
+pub struct NotLoaded {
+    pub fault: Fault,
+    pub kind: Kind,
+}
+
+/// What fails when programs are loaded.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// Another daemon has the pins.
+    Taken,
+    /// The pins cannot be used.
+    Pins,
+    /// The programs or maps.
+    Other,
+}
+
+/// Why the programs answer nothing at all.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Blocked<'a> {
+    /// By decision of the administrator.
+    Unwanted,
+    /// They may answer soon.
+    Loading,
+    /// It may be tried again.
+    Fault(&'a Fault),
+}
+
+impl fmt::Display for Blocked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unwanted => f.write_str("responder = \"user\""),
+            Self::Loading => f.write_str("the programs are being loaded"),
+            Self::Fault(fault) => fault.fmt(f),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Life {
+    state: State,
+    /// The thread is executing an order, and accepts no other.
+    pub(super) is_busy: bool,
+    /// Sockets that have yet to be guarded.
+    pub(super) unguarded: usize,
+    /// The map of peers' answers has to be read.
+    pub(super) reads: bool,
+    /// Why the last load failed, so that it is told once.
+    failure: Option<Fault>,
+    /// The programs were loaded once, so it is not the configuration if the pins cannot be used.
+    has_loaded: bool,
+    repair: Repair,
+    /// The directory of the pins, if they last only as long as the mount namespace of the daemon.
+    pub(super) private_pins: Option<String>,
+    /// How many loads were tried, and how often other variants of the programs were wanted.
+    pub(super) generation: u32,
+    pub(super) reporting: Reporting,
+}
+
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum State {
+    /// The thread has to load the programs, or remove them.
+    #[default]
+    Wanted,
+    Loading,
+    Loaded,
+    Unwanted,
+    /// They could not be loaded, and are loaded again at the given time.
+    Failed(Option<Instant>),
+}
+
+/// Whether programs report their packets.
+#[derive(Debug, Default)]
+pub(super) struct Reporting {
+    /// A trace wants it.
+    is_wanted: bool,
+    /// The last order to the thread.
+    pub(super) is_ordered: bool,
+    /// Programs that report may be attached.
+    pub(super) may_be_attached: bool,
+    /// Why they cannot. It is not tried again until the next trace.
+    pub(super) failure: Option<Fault>,
+}
+
+/// How long to wait before asking again for pins that another daemon has.
+const RETRY: Duration = Duration::from_secs(1);
+
+impl Life {
+    /// The next order, if it comes before the arrangement of programs.
+    pub(super) fn poll_order(&mut self, is_wanted: bool) -> Option<Order> {
+        let wants = self.reporting.wants();
+        if self.state == State::Wanted {
+            self.unguarded = 0;
+            self.reporting.is_ordered = false;
+            self.reporting.may_be_attached = false;
+            self.state = if is_wanted { State::Loading } else { State::Unwanted };
+            Some(if is_wanted { Order::Open } else { Order::Close })
+        } else if self.unguarded > 0 {
+            self.unguarded -= 1;
+            Some(Order::Guard)
+        } else if self.state == State::Loaded && self.reporting.is_ordered != wants {
+            self.reporting.is_ordered = wants;
+            self.reporting.may_be_attached |= wants;
+            Some(Order::Report(wants))
+        } else {
+            None
+        }
+    }
+
+    /// Whether an order can be given at once.
+    pub(super) fn wants_order(&self) -> bool {
+        let reports =
+            self.state == State::Loaded && self.reporting.is_ordered != self.reporting.wants();
+        !self.is_busy && (self.wants_change() || reports || self.reads)
+    }
+
+    /// Whether programs have to be loaded or removed, or sockets guarded.
+    pub(super) fn wants_change(&self) -> bool {
+        self.state == State::Wanted || self.unguarded > 0
+    }
+
+    pub(super) fn is_loading(&self) -> bool {
+        self.state == State::Loading
+    }
+
+    /// Loads the programs anew, or removes them.
+    pub(super) fn restart(&mut self) {
+        self.state = State::Wanted;
+    }
+
+    /// Returns the directory of the pins, if it is news that they are private.
+    pub(super) fn is_loaded(&mut self, private_pins: Option<String>) -> Option<String> {
+        self.generation += 1;
+        self.failure = None;
+        self.has_loaded = true;
+        // Unless the settings have changed meanwhile.
+        if self.state == State::Loading {
+            self.state = State::Loaded;
+        }
+        let old = core::mem::replace(&mut self.private_pins, private_pins);
+        self.private_pins.clone().filter(|_| old.is_none())
+    }
+
+    /// Returns whether this failure is another than the last.
+    pub(super) fn is_not_loaded(&mut self, now: Instant, why: NotLoaded) -> bool {
+        self.generation += 1;
+        let retry_at = match why.kind {
+            Kind::Taken => Some(now + RETRY),
+            Kind::Pins if self.has_loaded => Some(self.repair.schedule(now)),
+            Kind::Pins | Kind::Other => None,
+        };
+        // Unless the settings have changed meanwhile.
+        if self.state != State::Wanted {
+            self.state = State::Failed(retry_at);
+        }
+        let is_new = self.failure.as_ref() != Some(&why.fault);
+        self.failure = Some(why.fault);
+        is_new
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        if let State::Failed(Some(retry_at)) = self.state
+            && retry_at <= now
+        {
+            self.restart();
+        }
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        match self.state {
+            State::Failed(retry_at) => retry_at,
+            _ => None,
+        }
+    }
+
+    /// Why no programs are loaded, nor will be soon.
+    pub(super) fn absent(&self) -> Option<Blocked<'_>> {
+        self.blocked().filter(|_| matches!(self.state, State::Unwanted | State::Failed(_)))
+    }
+
+    /// Why no programs are loaded.
+    pub(super) fn blocked(&self) -> Option<Blocked<'_>> {
+        match self.state {
+            State::Loaded => None,
+            State::Unwanted => Some(Blocked::Unwanted),
+            _ => Some(self.failure.as_ref().map_or(Blocked::Loading, Blocked::Fault)),
+        }
+    }
+}
+
+impl Reporting {
+    pub(super) fn want(&mut self, on: bool) {
+        if self.is_wanted != on {
+            self.is_wanted = on;
+            self.failure = None;
+        }
+    }
+
+    fn wants(&self) -> bool {
+        self.is_wanted && self.failure.is_none()
+    }
+}
