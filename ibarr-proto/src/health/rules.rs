@@ -19,7 +19,7 @@ use super::{Cause, HOLD, State, Subsystem};
 use crate::ip2gid::Family;
 use crate::local_view::rules::{Datagrams, Diverted};
 use crate::paths::PortName;
-use crate::responder::{self, BY_DECISION};
+use crate::responder;
 
 const EPERM: i32 = 1;
 const EINVAL: i32 = 22;
@@ -251,8 +251,7 @@ fn responder(found: &mut Found, now: Instant, facts: &Facts) {
     }
     for Served { interface, program } in &facts.served {
         let reason = match program {
-            responder::State::Attached(_) => continue,
-            responder::State::Failed(reason) if reason == BY_DECISION => continue,
+            responder::State::Attached(_) | responder::State::Unwanted => continue,
             responder::State::Failed(reason) => reason.as_str(),
             responder::State::Pending => "no program is attached yet",
         };

@@ -2,12 +2,15 @@
 
 //! What the cores of a node tell its health.
 
+use alloc::string::ToString as _;
+
 use ibarr_common::Instant;
 
 use super::Node;
-use crate::health::{Addresses, Cause, Event, Health, Input, Missing, Port};
+use crate::health::{Addresses, Cause, Event, Health, Input, Missing, Port, Programs, Served};
 use crate::ip2gid::{client, server};
-use crate::{local_service, paths};
+use crate::responder::{Blocked, State};
+use crate::{local_service, paths, responder};
 
 impl Node {
     /// What works, and what does not. When an assessment [is due](Health::is_due), the driver states what
@@ -31,7 +34,7 @@ impl Node {
         self.health.poll_event()
     }
 
-    fn facts(&self) -> [Input; 9] {
+    fn facts(&self) -> [Input; 12] {
         use server::Counter::{NotSentForbidden, NotSentNoRoom, NotSentNoRoute, NotSentTooLong};
         let (view, paths, local_service) = (self.view(), self.paths(), self.local_service());
         let (client, server) = (self.client().counters(), self.server().counters());
@@ -46,12 +49,31 @@ impl Node {
             missing: Missing::of(facts),
             silence: paths.client().tally(index).silence,
         };
+        let responder = self.responder();
+        let counted = responder.counters();
+        let programs = match responder.blocked() {
+            Some(Blocked::Unwanted) => Programs::Unwanted,
+            Some(why) => Programs::Absent(why.to_string()),
+            None => Programs::Loaded {
+                lease_end: responder.lease_end(),
+                lease: responder.lease(),
+                private_pins: responder.private_pins().cloned(),
+            },
+        };
+        let state = |ifindex| responder.state(ifindex).cloned().unwrap_or(State::Pending);
+        let interfaces = view
+            .served()
+            .map(|served| Served { interface: served.name, program: state(served.ifindex) })
+            .collect();
         let overruns = local_service.counters().get(local_service::Counter::Overruns);
         let not_sent = server.get(NotSentNoRoom) + server.get(NotSentTooLong);
         [
             Input::Addresses(addresses),
             Input::AnswersRefused(local_service.refusal()),
             Input::Ports(paths.ports().map(port).collect()),
+            Input::Responder(programs, interfaces),
+            Input::Counted(Cause::ProgramsRemoved, counted.get(responder::Counter::Lost)),
+            Input::Counted(Cause::MapFaults, counted.get(responder::Counter::Faults)),
             Input::Counted(Cause::RequestsLost, overruns),
             Input::Counted(Cause::AddressesEvicted, client.get(client::Counter::CacheEvicted)),
             Input::Counted(Cause::PathsEvicted, paths.counters().get(paths::Counter::Evicted)),

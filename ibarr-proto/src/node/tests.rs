@@ -399,6 +399,7 @@ fn done(node: &mut Node, local_service: bool) -> Vec<Output> {
                 let input = client::Input::Route { candidate, route };
                 node.handle_input(NOW, Input::Client(input));
             }
+            Output::Responder(_) => {}
             output => done.push(output),
         }
     }

@@ -9,6 +9,7 @@
 
 mod allow;
 mod elements;
+mod life;
 mod maps;
 mod routes;
 mod settings;
@@ -19,12 +20,15 @@ mod work;
 
 use alloc::borrow::ToOwned as _;
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::string::{String, ToString as _};
 use core::time::Duration;
 
 use hashbrown::HashMap;
 use ibarr_common::map::ResponderCfg;
 use ibarr_common::{IfIndex, Instant};
 
+use self::life::Life;
+pub use self::life::{Blocked, Done, Kind, NotLoaded, Order};
 pub use self::maps::{AllowKey, Fault, Held, MapUpdate, RouteKey};
 pub use self::settings::{Counter, Settings};
 pub use self::types::{Event, Input, Output, State};
@@ -42,12 +46,13 @@ use crate::retry::Repair;
 /// all maps are equal to the view, and is revoked as soon as a map cannot be written. It is counted
 /// from the last dump of this node's addresses, not from the end of the daemon.
 ///
-/// It hands out changes of programs as [`Work`], one at a time; another thread executes each, and later
+/// It hands out changes of programs as [`Order`]s, one at a time; another thread executes each, and later
 /// changes go into the next.
 #[derive(Debug, Default)]
 pub struct Responder {
     settings: Settings,
     allow: Prefixes,
+    life: Life,
     interfaces: BTreeMap<IfIndex, Slot>,
     /// The last wish handed out.
     wish: Wish,
@@ -61,8 +66,8 @@ pub struct Responder {
     /// The lease has to be renewed when all updates are done: the time now, and that of the last dump.
     renewal: Option<(Instant, Instant)>,
     need: Need,
-    /// The last work is being executed.
-    is_busy: bool,
+    /// The driver has to close the maps.
+    closes: bool,
     /// The dump of the view after which the attachments were last checked.
     looked_after: Option<Instant>,
     /// The lease cannot be revoked, so the programs have to be detached.
@@ -121,9 +126,6 @@ enum Need {
     All,
 }
 
-/// The reason given where no program is wanted.
-pub const BY_DECISION: &str = "responder = \"user\"";
-
 /// The reason given during the pauses of a [`Repair`].
 const AGAIN: &str =
     "another program removes ours again and again; it is attached again after a while";
@@ -136,7 +138,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const TRUST: Duration = Duration::from_secs(15);
 
 impl Responder {
-    /// Waits until the maps are open, and trusts none until all of them were compared with the view.
+    /// Loads the programs, if `settings` want any.
     pub fn new(settings: Settings, allow: Prefixes) -> Self {
         Self { settings, allow, ..Self::default() }
     }
@@ -163,11 +165,9 @@ impl Responder {
     /// Handles a report of the driver; all changes of `view` were [handled](Self::handle_fact).
     pub fn handle_input(&mut self, now: Instant, view: &LocalView, input: Input) {
         match input {
-            Input::Opened => {
-                self.close();
-                self.maps = Maps::Unequal;
-            }
-            Input::Closed => self.close(),
+            Input::Opened if self.life.is_loading() => self.maps = Maps::Unequal,
+            // The settings have changed meanwhile.
+            Input::Opened => self.closes = true,
             Input::MapDone(Ok(())) => self.is_written(now),
             Input::MapDone(Err(fault)) => self.is_not_written(now, view, fault),
             Input::Keys(Ok(held)) => {
@@ -175,13 +175,56 @@ impl Responder {
                 self.fill(view, &held);
             }
             Input::Keys(Err(fault)) => self.fail(now, fault),
-            Input::Arranged(done) => self.handle_done(now, done),
-            Input::Look => self.need = self.need.max(Need::Look),
+            Input::Done(done) => self.handle_done(now, done),
+            Input::Unguarded(sockets) => self.life.unguarded = sockets,
+            Input::Unread => self.life.reads = true,
+            Input::Report(on) => self.life.reporting.want(on),
+        }
+    }
+
+    fn handle_done(&mut self, now: Instant, done: Done) {
+        self.life.is_busy = false;
+        match done {
+            Done::Opened(Ok(private_pins)) => {
+                let news = self.life.is_loaded(private_pins);
+                self.events.extend(news.map(Event::PrivatePins));
+            }
+            Done::Opened(Err(why)) => self.is_not_loaded(now, why),
+            Done::Closed => self.life.generation += 1,
+            Done::Arranged(done) => {
+                self.life.reporting.may_be_attached &= self.life.reporting.is_ordered;
+                if self.maps != Maps::Closed {
+                    self.is_arranged(now, done);
+                }
+            }
+            Done::Lost(why) => {
+                self.counters.count(Counter::Lost);
+                self.is_not_loaded(now, why);
+            }
+            Done::Guarded | Done::Read => {}
+            Done::Reporting(done) => {
+                if let Err(fault) = done {
+                    self.life.reporting.failure = Some(fault);
+                }
+                // The guards change with the programs.
+                self.life.generation += 1;
+                self.need = self.need.max(Need::Look);
+            }
+        }
+    }
+
+    fn is_not_loaded(&mut self, now: Instant, why: NotLoaded) {
+        self.close();
+        let fault = why.fault.clone();
+        if self.life.is_not_loaded(now, why) {
+            self.counters.count(Counter::NotLoaded);
+            self.events.push_back(Event::NotLoaded(fault));
         }
     }
 
     /// Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant, view: &LocalView) {
+        self.life.handle_timeout(now);
         let Some(confirmed_at) = view.confirmed_at() else { return };
         if self.maps == Maps::Closed {
             return;
@@ -200,6 +243,9 @@ impl Responder {
 
     /// The next update of the maps because of what was handled.
     pub fn poll_update(&mut self) -> Option<Output> {
+        if core::mem::take(&mut self.closes) {
+            return Some(Output::Close);
+        }
         // Programs must not answer from maps that may be wrong.
         if core::mem::take(&mut self.revokes) {
             self.writing = Writing::Revocation;
@@ -229,20 +275,30 @@ impl Responder {
                 self.fault = None;
                 self.updates = VecDeque::new();
             }
-            if let Some(cfg) = self.lease(now, confirmed_at) {
+            if let Some(cfg) = self.next_lease(now, confirmed_at) {
                 self.writing = Writing::Lease(cfg);
                 return Some(Output::Map(MapUpdate::Cfg(cfg)));
             }
         }
         let event = self.events.pop_front().map(Output::Event);
-        event.or_else(|| self.poll_work().map(Output::Program))
+        event.or_else(|| self.poll_order().map(Output::Program))
+    }
+
+    fn poll_order(&mut self) -> Option<Order> {
+        if self.life.is_busy {
+            return None;
+        }
+        let order = self.life.poll_order(self.settings.want_kernel());
+        let order = order.or_else(|| self.poll_work().map(Order::Arrange));
+        let order = order.or_else(|| core::mem::take(&mut self.life.reads).then_some(Order::Read));
+        self.life.is_busy = order.is_some();
+        order
     }
 
     fn poll_work(&mut self) -> Option<Work> {
-        if self.is_busy || !self.wants_work() {
+        if !self.wants_work() {
             return None;
         }
-        self.is_busy = true;
         let need = core::mem::replace(&mut self.need, Need::Nothing);
         if core::mem::take(&mut self.gives_up) {
             return Some(Work::default());
@@ -251,12 +307,12 @@ impl Responder {
         for slot in self.interfaces.values_mut().filter(|slot| slot.repair_at.is_none()) {
             let hooks = self.settings.mode_on(&slot.served).hooks(slot.served.header);
             if hooks.is_empty() {
-                slot.state = State::Failed(BY_DECISION.to_owned());
+                slot.state = State::Unwanted;
                 continue;
             }
             let attached = match slot.state {
                 State::Attached(hook) => Some(hook),
-                State::Pending | State::Failed(_) => None,
+                _ => None,
             };
             if need == Need::Look && attached.is_none() {
                 continue;
@@ -266,15 +322,13 @@ impl Responder {
         Some(work)
     }
 
-    /// Whether programs have to be attached or detached.
-    pub fn wants_work(&self) -> bool {
+    fn wants_work(&self) -> bool {
         // A program without a lease answers nothing, and may replace one that does.
         let is_leased = self.maps == Maps::Equal && self.cfg.lease_end > 0;
         self.gives_up || self.need > Need::Nothing && is_leased
     }
 
-    fn handle_done(&mut self, now: Instant, done: Arranged) {
-        self.is_busy = false;
+    fn is_arranged(&mut self, now: Instant, done: Arranged) {
         for (ifindex, wish, outcome) in done.interfaces {
             match self.interfaces.get_mut(&ifindex) {
                 Some(slot) if slot.wish == wish => {
@@ -293,12 +347,21 @@ impl Responder {
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next, besides after every event.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.interfaces.values().filter_map(|slot| slot.repair_at).chain(self.due).min()
+        if self.life.wants_order() {
+            return Some(Instant::BOOT);
+        }
+        let repairs = self.interfaces.values().filter_map(|slot| slot.repair_at);
+        repairs.chain(self.due).chain(self.life.poll_timeout()).min()
     }
 
     /// Takes new settings of the administrator.
     pub fn reconfigure(&mut self, now: Instant, settings: Settings, allow: Prefixes) {
         let old = core::mem::replace(&mut self.allow, allow);
+        if self.maps == Maps::Closed || !settings.want_kernel() {
+            self.settings = settings;
+            self.close();
+            return self.life.restart();
+        }
         if self.maps == Maps::Equal {
             let allow = old.iter().map(allow::key).collect();
             self.change_allow(&Held { allow, cfg: self.cfg, ..Held::default() });
@@ -317,9 +380,44 @@ impl Responder {
         self.interfaces.get(&ifindex).map(|slot| &slot.state)
     }
 
+    /// How long a lease is.
+    pub fn lease(&self) -> Duration {
+        self.settings.lease
+    }
+
+    /// The directory of the pins, if they last only as long as the mount namespace of the daemon.
+    pub fn private_pins(&self) -> Option<&String> {
+        self.life.private_pins.as_ref()
+    }
+
     /// Why the programs answer nothing at all.
-    pub fn fault(&self) -> Option<&str> {
-        self.fault.as_ref().map(|fault| fault.0.as_str())
+    pub fn blocked(&self) -> Option<Blocked<'_>> {
+        self.life.blocked().or_else(|| self.fault.as_ref().map(Blocked::Fault))
+    }
+
+    /// Whether all decisions have taken effect, or have failed.
+    pub fn is_settled(&self) -> bool {
+        !(self.life.is_busy || self.life.wants_change() || self.wants_work())
+    }
+
+    /// Changes when each socket of the port has to be guarded again.
+    pub fn generation(&self) -> u32 {
+        self.life.generation
+    }
+
+    /// Whether programs that report packets may be attached.
+    pub fn is_reporting(&self) -> bool {
+        self.life.reporting.may_be_attached
+    }
+
+    /// Whether all programs report their packets, or why they do not; `None` until this is known.
+    pub fn reporting(&self) -> Option<Result<(), String>> {
+        let reporting = &self.life.reporting;
+        let failure = self.life.absent().or(reporting.failure.as_ref().map(Blocked::Fault));
+        match failure {
+            Some(why) => Some(Err(why.to_string())),
+            None => (reporting.is_ordered && self.is_settled()).then_some(Ok(())),
+        }
     }
 
     /// When the programs stop answering, unless the lease is renewed.
@@ -362,7 +460,7 @@ impl Responder {
     }
 
     /// `None` if the lease stays as it is.
-    fn lease(&mut self, now: Instant, confirmed_at: Instant) -> Option<ResponderCfg> {
+    fn next_lease(&mut self, now: Instant, confirmed_at: Instant) -> Option<ResponderCfg> {
         let lease = self.settings.lease;
         let end = (now + lease).min(confirmed_at + lease.max(TRUST));
         if end <= now {
@@ -425,8 +523,9 @@ impl Responder {
 
     /// Begins anew, with the counters.
     fn close(&mut self) {
-        let Self { settings, allow, wish, counters, events, .. } = core::mem::take(self);
-        *self = Self { settings, allow, wish, counters, events, ..Self::default() };
+        let closes = self.closes || self.maps != Maps::Closed;
+        let Self { settings, allow, life, wish, counters, events, .. } = core::mem::take(self);
+        *self = Self { settings, allow, life, wish, closes, counters, events, ..Self::default() };
     }
 
     fn serve(&mut self, served: &Served) {

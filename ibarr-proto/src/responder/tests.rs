@@ -122,7 +122,7 @@ fn failed_map_write_ends_the_lease_until_all_maps_are_correct() {
     // The element is still in the map, so nothing may be answered.
     assert_eq!(story.answers().len(), 1);
     assert_eq!(story.kernel().cfg.lease_end, 0);
-    assert!(story.responder().fault().is_some());
+    assert!(story.responder().blocked().is_some());
     // Events that happen meanwhile are not lost.
     story.address(1, "10.1.0.5").turn(T0);
     story.turn(T0 + RETRY);
@@ -132,7 +132,7 @@ fn failed_map_write_ends_the_lease_until_all_maps_are_correct() {
     story.turn(now);
     assert_eq!(story.answers(), [("10.1.0.5".to_owned(), Some("fe80::1".to_owned()))]);
     assert_eq!(story.kernel().cfg.lease_end, (T0 + LEASE).as_nanos());
-    assert_eq!(story.responder().fault(), None);
+    assert_eq!(story.responder().blocked(), None);
     assert_eq!(story.responder().counters().get(Counter::Faults), 3);
 }
 
@@ -281,10 +281,52 @@ fn other_variant_takes_the_place_of_an_attached_program_at_once() {
     story.kernel().wants_variant = true;
     story.turn(T0);
     assert_eq!(story.kernel().log, [""; 0]);
-    story.node.handle_input(T0, super::Input::Look);
+    story.node.handle_input(T0, super::Input::Report(true));
     story.turn(T0);
     assert_eq!(story.kernel().log, ["renew 1 tcx", "settle"]);
     assert_eq!(story.responder().counters().get(Counter::Lost), 0);
+}
+
+#[test]
+fn pins_of_another_daemon_are_asked_for_again_after_a_second() {
+    let mut story = Story::running();
+    let lost = NotLoaded { fault: refusal(), kind: Kind::Pins };
+    story.kernel().log.clear();
+    story.kernel().refuse_load = Some(Kind::Taken);
+    story.node.handle_input(T0, super::Input::Done(Done::Lost(lost)));
+    story.turn(T0);
+    // What others have removed is made again at once, with growing pauses.
+    assert_eq!(story.kernel().log, ["close"]);
+    assert_eq!(story.responder().blocked(), Some(Blocked::Fault(&refusal())));
+    story.turn(T0 + RETRY / 2);
+    story.kernel().refuse_load = None;
+    story.turn(T0 + RETRY / 2);
+    assert_eq!(story.kernel().log, ["close"]);
+    let now = T0 + RETRY;
+    story.dump_at(now).turn(now);
+    assert_eq!(story.kernel().log[..2], ["close", "open"]);
+    assert_eq!(story.responder().blocked(), None);
+    let counted = [Counter::Lost, Counter::NotLoaded, Counter::Attached];
+    assert_eq!(counted.map(|counter| story.responder().counters().get(counter)), [1, 1, 1]);
+}
+
+#[test]
+fn programs_that_cannot_be_loaded_wait_for_another_configuration() {
+    let mut story = Story::running();
+    let lost = NotLoaded { fault: refusal(), kind: Kind::Other };
+    story.node.handle_input(T0, super::Input::Done(Done::Lost(lost)));
+    story.kernel().log.clear();
+    for now in [T0, T0 + LEASE] {
+        story.turn(now);
+    }
+    assert_eq!(story.kernel().log, ["close"]);
+    story.reconfigure(Settings::default(), Prefixes::EVERYONE);
+    assert_eq!(story.responder().blocked(), None);
+    // Until none are wanted any more.
+    story.reconfigure(Settings { mode: Mode::User, ..Settings::default() }, Prefixes::EVERYONE);
+    assert_eq!(story.responder().blocked(), Some(Blocked::Unwanted));
+    assert_eq!(story.kernel().log.last().map(String::as_str), Some("close"));
+    assert_eq!(story.responder().lease_end(), Instant::BOOT);
 }
 
 #[test]
@@ -308,8 +350,7 @@ fn one_interface_can_have_another_kind_of_program() {
     let mut story = Story::new(settings);
     story.link(1).address(1, "10.1.0.1").link(2).address(2, "10.1.0.2").dump().turn(T0);
     assert_eq!(story.kernel().attached, BTreeSet::from([(index(1), Hook::Clsact)]));
-    let user = State::Failed("responder = \"user\"".to_owned());
-    assert_eq!(story.responder().state(index(2)), Some(&user));
+    assert_eq!(story.responder().state(index(2)), Some(&State::Unwanted));
     assert_eq!(story.responder().counters().get(Counter::NotAttached), 0);
     // The pattern matches the name.
     let renamed = Link { name: InterfaceName::new(b"eth2").unwrap(), ..link(1) };
@@ -494,6 +535,7 @@ struct Fake {
     /// Another variant of the programs is wanted.
     wants_variant: bool,
     refuse: BTreeSet<Hook>,
+    refuse_load: Option<Kind>,
     fail: Option<&'static str>,
     fail_all: bool,
     log: Vec<String>,
@@ -642,12 +684,13 @@ impl Story {
             ..Config::default()
         };
         let config = node::Config { view, responder: settings, ..node::Config::default() };
-        let mut node = Node::new(config.clone(), ChaCha12Rng::seed_from_u64(1));
-        node.handle_input(T0, super::Input::Opened);
+        let node = Node::new(config.clone(), ChaCha12Rng::seed_from_u64(1));
         let kernel = Fake::default();
         let (links, addresses) = (BTreeSet::new(), Vec::new());
         let routes = vec![route("0.0.0.0/0", 1)];
-        Self { node, config, kernel, work: None, links, addresses, routes }
+        let mut story = Self { node, config, kernel, work: None, links, addresses, routes };
+        story.drain(T0);
+        story
     }
 
     /// A story with eth1 and its address 10.1.0.1, and the first lease.
@@ -750,8 +793,29 @@ impl Story {
                     let held = Ok(self.kernel.held());
                     self.node.handle_input(now, super::Input::Keys(held));
                 }
-                node::Output::Responder(Output::Program(work)) => {
-                    assert_eq!(self.work.replace(work), None, "one at a time");
+                node::Output::Responder(Output::Program(order)) => {
+                    assert_eq!(self.work, None, "one at a time");
+                    let done = match (order, self.kernel.refuse_load) {
+                        (Order::Open, Some(kind)) => {
+                            Done::Opened(Err(NotLoaded { fault: refusal(), kind }))
+                        }
+                        (Order::Open, None) => {
+                            self.kernel.log.push("open".to_owned());
+                            self.node.handle_input(now, super::Input::Opened);
+                            Done::Opened(Ok(None))
+                        }
+                        (Order::Arrange(work), _) => {
+                            self.work = Some(work);
+                            continue;
+                        }
+                        (Order::Report(_), _) => Done::Reporting(Ok(())),
+                        (Order::Close, _) => Done::Closed,
+                        (order @ (Order::Guard | Order::Read), _) => panic!("{order:?}"),
+                    };
+                    self.node.handle_input(now, super::Input::Done(done));
+                }
+                node::Output::Responder(Output::Close) => {
+                    self.kernel.log.push("close".to_owned());
                 }
                 _ => {}
             }
@@ -761,7 +825,7 @@ impl Story {
     fn work(&mut self, now: Instant, work: Work) {
         let attached = Ok(self.kernel.attached.clone());
         let done = work.run(attached, |step| self.kernel.carry_out(step));
-        self.node.handle_input(now, super::Input::Arranged(done));
+        self.node.handle_input(now, super::Input::Done(Done::Arranged(done)));
     }
 
     fn reconfigure(&mut self, settings: Settings, allow: Prefixes) {

@@ -2,25 +2,28 @@
 
 use alloc::string::String;
 
+use super::life::{Done, Order};
 use super::maps::{Fault, Held, MapUpdate};
-use super::work::{Arranged, Hook, Work};
+use super::work::Hook;
 use crate::local_view::InterfaceName;
 
 /// What the driver reports.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// The maps can be written from now on.
+    /// The maps can be written from now on, even while programs are verified.
     Opened,
-    /// The maps cannot be written any more.
-    Closed,
     /// The result of the last [`Output::Map`].
     MapDone(Result<(), Fault>),
     /// The answer to [`Output::Keys`].
     Keys(Result<Held, Fault>),
-    /// The outcome of the last work.
-    Arranged(Arranged),
-    /// Another variant of the programs is wanted: look at the attachments soon.
-    Look,
+    /// The last order is executed.
+    Done(Done),
+    /// So many sockets of the ip2gid port have yet to be guarded.
+    Unguarded(usize),
+    /// The map of peers' answers has to be read.
+    Unread,
+    /// Whether programs are to report their packets.
+    Report(bool),
 }
 
 /// An action for the driver.
@@ -30,8 +33,10 @@ pub enum Output {
     Map(MapUpdate),
     /// Read the keys of all maps, and report them before the next output is taken.
     Keys,
-    /// Have programs attached and detached.
-    Program(Work),
+    /// Take the lease back, as far as possible, and close the maps.
+    Close,
+    /// Have the thread execute this.
+    Program(Order),
     /// Tell the administrator what has happened.
     Event(Event),
 }
@@ -39,6 +44,10 @@ pub enum Output {
 /// What an administrator may want to know.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Event {
+    /// No program is loaded.
+    NotLoaded(Fault),
+    /// The programs answer no longer than the mount namespace of the daemon has this directory of pins.
+    PrivatePins(String),
     /// No program answers: the maps may be wrong.
     Revoked(Fault),
     /// The lease cannot be revoked either, so all programs will be detached.
@@ -62,6 +71,8 @@ pub enum State {
     Pending,
     /// A program is attached.
     Attached(Hook),
+    /// No program is wanted.
+    Unwanted,
     /// No program could be attached, for this reason.
     Failed(String),
 }

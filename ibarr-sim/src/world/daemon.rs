@@ -18,9 +18,10 @@ use ibarr_proto::local_view::{self, Subject};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::request::{Outcome, UserRequest};
 use ibarr_proto::requests::AddressRequest;
+use ibarr_proto::responder::{Done, Fault, Kind, Mode, NotLoaded, Order};
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
-use ibarr_proto::{paths, responder, sa};
+use ibarr_proto::{node, paths, responder, sa};
 
 use super::addresses::Packet;
 use super::kernel_socket::{Message, ToDaemon};
@@ -43,7 +44,7 @@ const LITTLE_ROOM: usize = 3;
 impl World {
     /// Starts a daemon, which inherits the socket to the kernel if it is still open.
     pub(super) fn launch(&mut self, id: Id) {
-        let config = self.weather.config.clone();
+        let config = self.config(id);
         let paths = config.paths;
         let core = Core::new(self.now, config, self.dice.seed_core(), self.bug);
         let machine = &mut self.machines[id];
@@ -54,11 +55,6 @@ impl World {
         machine.daemon = Some(Box::new(Daemon::new(core, paths, monitor)));
         machine.kernel_socket.open();
         machine.kernel.handle_input(self.now, kernel::Input::Listener(true));
-        if machine.programs.is_some() {
-            let life = machine.life;
-            let at = self.now + self.dice.within(us(200)..ms(50));
-            self.at(at, What::MapsOpened(id, life));
-        }
         self.port_changes(id);
         self.settle_kernel(id);
         self.wake(id);
@@ -181,8 +177,8 @@ impl World {
                 }
                 return;
             }
-            Inbox::Arranged(done) => {
-                let done = responder::Input::Arranged(done.clone());
+            Inbox::Executed(done) => {
+                let done = responder::Input::Done(done.clone());
                 return daemon.core.handle_input(now, done);
             }
             Inbox::Stop => Input::LocalService(local_service::Input::Stop),
@@ -194,7 +190,7 @@ impl World {
             Inbox::Crowd(until) => return self.user_asks(id, daemon, *until),
             Inbox::Reload => {
                 // The new configuration differs from the old one.
-                let mut config = self.weather.config.clone();
+                let mut config = self.config(id);
                 if self.dice.coin() {
                     config.client = self.weather.short_lived.clone();
                 }
@@ -279,10 +275,15 @@ impl World {
                 let Some(programs) = &self.machines[id].programs else { return };
                 daemon.core.handle_input(now, responder::Input::Keys(Ok(programs.held())));
             }
-            Output::Responder(responder::Output::Program(work)) => {
-                daemon.work = Some(work);
-                let at = self.now + self.dice.within(us(100)..ms(5));
-                self.at(at, What::Arranged(id, life));
+            Output::Responder(responder::Output::Close) => daemon.has_maps = false,
+            Output::Responder(responder::Output::Program(order)) => {
+                let most = if order == Order::Open { ms(50) } else { ms(5) };
+                let at = now + self.dice.within(us(100)..most);
+                self.at(at, What::Executed(id, life));
+                if daemon.order.replace(order).is_some() {
+                    let text = "the thread gets an order before it has executed the last";
+                    self.claims.breaks(now, [Some(id), None], text.to_owned());
+                }
             }
             Output::Acm(output) => self.serve_application(id, daemon, output),
             Output::Answered { id: request, outcome } => {
@@ -389,10 +390,13 @@ impl World {
         self.settle_kernel(id);
     }
 
-    pub(super) fn maps_opened(&mut self, id: Id, life: u32) {
-        if self.machines[id].life == life {
-            self.put(id, Inbox::MapsOpened);
+    /// The configuration of a machine. A machine whose kernel runs no programs wants none.
+    fn config(&self, id: Id) -> node::Config {
+        let mut config = self.weather.config.clone();
+        if self.machines[id].programs.is_none() {
+            config.responder.mode = Mode::User;
         }
+        config
     }
 
     /// At the end of a turn, programs that answer know all that the view says.
@@ -408,16 +412,30 @@ impl World {
         }
     }
 
-    /// The thread that attaches programs has done its work.
-    pub(super) fn arranged(&mut self, id: Id, life: u32) {
+    /// The thread that loads and attaches programs executes its order.
+    pub(super) fn execute(&mut self, id: Id, life: u32) {
         let machine = &mut self.machines[id];
-        if machine.life == life
-            && let Some(daemon) = &mut machine.daemon
-            && let (Some(work), Some(programs)) = (daemon.work.take(), &mut machine.programs)
-        {
-            let done = programs.at(self.now).arrange(work);
-            self.put(id, Inbox::Arranged(done));
-        }
+        let daemon = machine.daemon.as_mut().filter(|_| machine.life == life);
+        let Some(order) = daemon.and_then(|daemon| daemon.order.take()) else { return };
+        let done = match (order, &mut machine.programs) {
+            (Order::Open, Some(programs)) if programs.fails(self.now) => {
+                let fault = Fault("pins of another daemon".to_owned());
+                Done::Opened(Err(NotLoaded { fault, kind: Kind::Taken }))
+            }
+            (Order::Open, _) => {
+                self.put(id, Inbox::MapsOpened);
+                Done::Opened(Ok(None))
+            }
+            (Order::Arrange(work), Some(programs)) => {
+                Done::Arranged(programs.at(self.now).arrange(work))
+            }
+            (Order::Arrange(_), None) => unreachable!("no maps, no lease, no work"),
+            (Order::Close, _) => Done::Closed,
+            (Order::Guard, _) => Done::Guarded,
+            (Order::Read, _) => Done::Read,
+            (Order::Report(_), _) => Done::Reporting(Ok(())),
+        };
+        self.put(id, Inbox::Executed(done));
     }
 
     pub(super) fn route_said(&mut self, id: Id, life: u32, candidate: Candidate) {

@@ -9,11 +9,10 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::sa::Answer;
-use ibarr_proto::health::{Cause, HOLD, Input, Kernel, Programs, SELDOM, START, Served};
+use ibarr_proto::health::{Cause, HOLD, Input, Kernel, SELDOM, START};
+use ibarr_proto::node;
 use ibarr_proto::sa::Counter;
-use ibarr_proto::{node, responder};
 
-use super::machine::Machine;
 use super::monitor::{Deaf, Unproven};
 use super::network::IPOIB;
 use super::process::Daemon;
@@ -55,35 +54,6 @@ impl Daemon {
         self.core.node().paths().client().counters().get(Counter::Unasked)
     }
 
-    /// What the daemon knows that its node does not.
-    fn facts(&self, machine: &Machine, lease: Duration) -> Vec<Input> {
-        let nudges_fail = self.monitor.nudges_fail.clone();
-        let mut facts = vec![Input::Kernel(Kernel { nudges_fail, ..Kernel::default() })];
-        let (programs, served) = match (&machine.programs, self.has_maps) {
-            (None, _) => (Programs::Unwanted, Vec::new()),
-            (Some(_), false) => (Programs::Absent("not loaded yet".to_owned()), Vec::new()),
-            (Some(_), true) => {
-                let responder = self.core.node().responder();
-                let count = responder.counters().get(responder::Counter::Faults);
-                facts.push(Input::Counted(Cause::MapFaults, count));
-                let state = |ifindex| responder.state(ifindex).cloned();
-                let served = self.core.node().view().served().map(|served| Served {
-                    interface: served.name,
-                    program: state(served.ifindex).unwrap_or(responder::State::Pending),
-                });
-                let programs = if let Some(fault) = responder.fault() {
-                    Programs::Absent(fault.to_owned())
-                } else {
-                    let lease_end = responder.lease_end();
-                    Programs::Loaded { lease_end, lease, private_pins: None }
-                };
-                (programs, served.collect())
-            }
-        };
-        facts.push(Input::Responder(programs, served));
-        facts
-    }
-
     pub(super) fn tells(&self, cause: Cause) -> bool {
         self.core.told().any(|(told, _)| told == cause)
     }
@@ -116,9 +86,9 @@ impl World {
         }
         let wrong = self.wrong(id, daemon);
         daemon.monitor.observe(now, &wrong);
-        for input in daemon.facts(&self.machines[id], self.weather.config.responder.lease) {
-            daemon.core.handle_input(now, node::Input::Health(input));
-        }
+        let nudges_fail = daemon.monitor.nudges_fail.clone();
+        let kernel = Input::Kernel(Kernel { nudges_fail, ..Kernel::default() });
+        daemon.core.handle_input(now, node::Input::Health(kernel));
         for event in daemon.core.assess(now) {
             self.claims.counts.health_changes += 1;
             self.note(id, &Entry::Health(&event));

@@ -111,8 +111,7 @@ enum What {
     DumpRoutes(Id, u32),
     DumpNeighbours(Id, u32),
     /// The maps of the programs are open, the thread has attached programs.
-    MapsOpened(Id, u32),
-    Arranged(Id, u32),
+    Executed(Id, u32),
     /// The daemon with this life number reads its port; an answer of an SA arrives.
     PortSeen(Id, u32),
     MadArrives(Id, u32, u32),
@@ -244,8 +243,7 @@ impl World {
             What::DumpAddresses(id, dump) => self.dump_addresses(id, dump),
             What::DumpRoutes(id, life) => self.dump_routes(id, life),
             What::DumpNeighbours(id, life) => self.dump_neighbours(id, life),
-            What::MapsOpened(id, life) => self.maps_opened(id, life),
-            What::Arranged(id, life) => self.arranged(id, life),
+            What::Executed(id, life) => self.execute(id, life),
             What::PortSeen(id, life) => self.port_seen(id, life),
             What::MadArrives(id, life, number) => self.mad_arrives(id, life, number),
             What::Route(id, life, candidate) => self.route_said(id, life, candidate),
@@ -279,8 +277,7 @@ impl What {
             | Self::DumpAddresses(id, _)
             | Self::DumpRoutes(id, _)
             | Self::DumpNeighbours(id, _)
-            | Self::MapsOpened(id, _)
-            | Self::Arranged(id, _)
+            | Self::Executed(id, _)
             | Self::PortSeen(id, _)
             | Self::MadArrives(id, ..)
             | Self::Route(id, ..)

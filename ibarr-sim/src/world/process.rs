@@ -13,7 +13,7 @@ use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::Nudged;
 use ibarr_proto::local_view;
 use ibarr_proto::paths::PortFacts;
-use ibarr_proto::responder::{Arranged, Work};
+use ibarr_proto::responder::{Done, Order};
 
 use super::addresses::Packet;
 use super::kernel_claims::KernelClaims;
@@ -33,8 +33,8 @@ pub(super) struct Daemon {
     pub(super) unsent: Option<Emitted>,
     /// The maps of the programs can be written.
     pub(super) has_maps: bool,
-    /// The work of the thread that attaches programs.
-    pub(super) work: Option<Work>,
+    /// The order to the thread that loads and attaches programs.
+    pub(super) order: Option<Order>,
     pub(super) asked: Asked,
     pub(super) crowd: Crowd,
     pub(super) applications: Applications,
@@ -61,7 +61,7 @@ pub(super) enum Inbox {
     Mad(Lid, sa::Request, sa::Answer),
     Nudged(Nudged),
     MapsOpened,
-    Arranged(Arranged),
+    Executed(Done),
     Ask(Question),
     /// A user has room for more requests, until this time.
     Crowd(Instant),
@@ -83,7 +83,7 @@ impl Daemon {
             sockets: Sockets::default(),
             unsent: None,
             has_maps: false,
-            work: None,
+            order: None,
             asked: Asked::default(),
             crowd: Crowd::default(),
             applications: Applications::default(),

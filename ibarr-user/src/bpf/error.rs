@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use ibarr_proto::local_view::InterfaceName;
-use ibarr_proto::responder::{Fault, Hook};
+use ibarr_proto::responder::{Fault, Hook, Kind, NotLoaded};
 use thiserror::Error;
 
 use super::{hooks, map, pins};
@@ -116,6 +116,17 @@ fn is_permission(error: &(dyn StdError + 'static)) -> bool {
     let io = error.downcast_ref::<io::Error>();
     io.is_some_and(|io| io.kind() == io::ErrorKind::PermissionDenied)
         || error.source().is_some_and(is_permission)
+}
+
+impl From<Error> for NotLoaded {
+    fn from(error: Error) -> Self {
+        let kind = match &error {
+            Error::Pins(pins::Error::Taken(_)) => Kind::Taken,
+            Error::Pins(_) => Kind::Pins,
+            _ => Kind::Other,
+        };
+        Self { fault: error.into(), kind }
+    }
 }
 
 impl From<Error> for Fault {

@@ -12,7 +12,7 @@ use std::{io, thread};
 
 use ibarr_common::map;
 use ibarr_proto::local_view::Served;
-use ibarr_proto::responder::{Arranged, Fault, Hook, Step, Work};
+use ibarr_proto::responder::{Arranged, Done, Fault, Hook, Order, Step};
 use nix::net::if_::if_indextoname;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tokio::sync::mpsc;
@@ -25,7 +25,7 @@ use super::maps::Maps;
 use super::packets::{Packets, Reader, Sink};
 use super::pins::{self, Pins};
 use super::programs::Programs;
-use super::{end_lease, hooks, map as pinned, warn_of};
+use super::{end_lease, hooks, map as pinned, reports_nothing, warn_of};
 use crate::regular_file;
 use crate::sys::udp_options::refuse_from_itself;
 
@@ -43,22 +43,10 @@ pub struct Options {
     pub verifier_log: PathBuf,
 }
 
-/// An order for the thread. It executes one at a time; the engine sends the next after the [`Told`]
-/// that ends the last.
-#[derive(Debug)]
-pub(super) enum Order {
-    /// Load the programs. The thread sends [`Told::Maps`], then [`Told::Opened`].
-    Open(Options),
-    /// Detach and remove everything in a directory of pins.
-    Close(PathBuf),
-    Arrange(Work),
-    /// Attach the guard to a socket of the ip2gid port; or detach it if no guard is loaded.
-    Guard(OwnedFd),
-    /// Read the map of peers' answers.
-    Read,
-    /// Use the programs that report their packets, or the plain ones again. They are attached by the
-    /// next [`Order::Arrange`].
-    Report(bool),
+/// An order, with the socket that [`Order::Guard`] is about.
+pub(super) struct Task {
+    pub(super) order: Order,
+    pub(super) socket: Option<OwnedFd>,
 }
 
 /// A message of the thread, for [`Responder::handle_progress`](super::Responder::handle_progress).
@@ -67,24 +55,10 @@ pub(crate) struct Progress(pub(super) Told);
 pub(super) enum Told {
     /// The maps are open: from now on the engine writes them, even while programs are verified.
     Maps(Box<Maps>, Box<Inherited>),
-    Opened(Result<Longevity, Error>),
-    Closed(Result<(), Error>),
-    Arranged(Arranged),
-    /// Others have changed the pins, so all was taken down.
-    Lost(Error),
-    Guarded(Result<(), Error>),
+    /// The map of peers' answers, which ends [`Order::Read`].
     Read(Result<Vec<Element>, pinned::Error>),
-    Reporting(Result<(), Error>),
-}
-
-/// How long programs continue to answer without the daemon.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Longevity {
-    /// Until the lease ends.
-    Lease,
-    /// Until the last process in this mount namespace ends, if that is sooner: the bpffs is mounted
-    /// nowhere else.
-    Namespace,
+    /// The end of any other order.
+    Done(Done),
 }
 
 /// The map of peers' answers, with the elements that an earlier daemon has left.
@@ -96,15 +70,16 @@ pub(super) struct Inherited {
 /// Starts the thread in the network namespace of the caller. It ends when the channel of orders
 /// closes.
 pub(super) fn start(
+    options: Options,
     packets: mpsc::Sender<Packets>,
-) -> io::Result<(sync::SyncSender<Order>, mpsc::Receiver<Progress>)> {
+) -> io::Result<(sync::SyncSender<Task>, mpsc::Receiver<Progress>)> {
     let (orders, order) = sync::sync_channel(1);
     // The longest order sends two messages.
     let (tell, told) = mpsc::channel(2);
     thread::Builder::new().name("bpf".to_owned()).spawn(move || {
         let mut workbench = None;
-        while let Ok(order) = order.recv() {
-            let told = carry_out(order, &mut workbench, &tell, &packets);
+        while let Ok(Task { order, socket }) = order.recv() {
+            let told = execute(order, socket, &options, &mut workbench, &tell, &packets);
             if tell.blocking_send(Progress(told)).is_err() {
                 return;
             }
@@ -113,17 +88,19 @@ pub(super) fn start(
     Ok((orders, told))
 }
 
-fn carry_out(
+fn execute(
     order: Order,
+    socket: Option<OwnedFd>,
+    options: &Options,
     workbench: &mut Option<Workbench>,
     tell: &mpsc::Sender<Progress>,
     packets: &mpsc::Sender<Packets>,
 ) -> Told {
-    match order {
-        Order::Open(options) => {
+    Told::Done(match order {
+        Order::Open => {
             // Unlocks the pins before they are locked again.
             *workbench = None;
-            let opened = Workbench::open(&options, |maps, learned| {
+            let opened = Workbench::open(options, |maps, learned| {
                 // A failure means that the engine is gone, and the process ends soon.
                 let _ = tell.blocking_send(Progress(Told::Maps(maps, learned)));
             });
@@ -135,18 +112,17 @@ fn carry_out(
             {
                 end_lease(maps);
             }
-            Told::Opened(opened.map(|opened| {
-                let longevity = match opened.pins.outlive_us() {
-                    Some(false) => Longevity::Namespace,
-                    Some(true) | None => Longevity::Lease,
-                };
+            let opened = opened.map(|opened| {
+                let is_private = opened.pins.outlive_us() == Some(false);
                 *workbench = Some(opened);
-                longevity
-            }))
+                is_private.then(|| options.dir.display().to_string())
+            });
+            Done::Opened(opened.map_err(Error::into))
         }
-        Order::Close(dir) => {
+        Order::Close => {
             *workbench = None;
-            Told::Closed(detach(&dir).map(drop))
+            warn_of(detach(&options.dir).map(drop));
+            Done::Closed
         }
         Order::Arrange(work) => {
             match workbench.take_if(|workbench| workbench.pins.check().is_err()) {
@@ -154,27 +130,33 @@ fn carry_out(
                     let changed = pins.check().map_err(Error::from);
                     // A program that nothing finds is not left behind.
                     warn_of(take_down(pins).map(drop));
-                    changed.err().map_or_else(|| Told::Arranged(Arranged::nothing()), Told::Lost)
+                    let nothing = || Done::Arranged(Arranged::nothing());
+                    changed.err().map_or_else(nothing, |error| Done::Lost(error.into()))
                 }
-                None => Told::Arranged(workbench.as_mut().map_or_else(Arranged::nothing, |it| {
+                None => Done::Arranged(workbench.as_mut().map_or_else(Arranged::nothing, |it| {
                     let attached = it.pins.hooks().map_err(|error| Error::from(error).into());
                     work.run(attached, |step| it.carry_out(step))
                 })),
             }
         }
-        Order::Guard(socket) => Told::Guarded(if let Some(workbench) = workbench {
-            workbench.wanted().guard(socket.as_fd())
-        } else {
-            // Replaces the guard, if there was one.
-            refuse_from_itself(&socket).map_err(|error| Error::Guard(error.into()))
-        }),
-        Order::Read => Told::Read(workbench.as_ref().map_or(Ok(Vec::new()), |workbench| {
-            Mirror::open(&workbench.pins.layout(map::ABI_VERSION))?.elements()
-        })),
-        Order::Report(on) => Told::Reporting(
-            workbench.as_mut().map_or(Ok(()), |workbench| workbench.report(on, packets)),
-        ),
-    }
+        Order::Report(on) => {
+            let done = workbench.as_mut().map_or(Ok(()), |it| it.report(on, packets));
+            Done::Reporting(done.map_err(reports_nothing))
+        }
+        Order::Guard => {
+            warn_of(socket.map_or(Ok(()), |socket| match workbench {
+                Some(workbench) => workbench.wanted().guard(socket.as_fd()),
+                // Replaces the guard, if there was one.
+                None => refuse_from_itself(&socket).map_err(|error| Error::Guard(error.into())),
+            }));
+            Done::Guarded
+        }
+        Order::Read => {
+            return Told::Read(workbench.as_ref().map_or(Ok(Vec::new()), |it| {
+                Mirror::open(&it.pins.layout(map::ABI_VERSION))?.elements()
+            }));
+        }
+    })
 }
 
 /// The programs and their pins.

@@ -5,11 +5,9 @@
 use ibarr_common::Instant;
 pub(super) use ibarr_proto::health::Input;
 use ibarr_proto::health::{
-    self, Cause, Configuration, Control, Device, Event, Health, Listener, Peers, Programs, Served,
-    Socket,
+    self, Cause, Configuration, Control, Device, Event, Health, Listener, Peers, Socket,
 };
 use ibarr_proto::node::Node;
-use ibarr_proto::responder::{self, BY_DECISION};
 use nix::unistd::geteuid;
 use tracing::{info, warn};
 
@@ -20,7 +18,7 @@ use super::rdma::Rdma;
 use super::reload::Settings;
 use super::servers::Servers;
 use super::service::Service;
-use crate::bpf::{self, Longevity, Responder};
+use crate::bpf::Responder;
 use crate::causes::escaped;
 use crate::config::Serve;
 use crate::control::access::GroupId;
@@ -44,27 +42,6 @@ pub(super) fn kernel(kernel: &Kernel, settings: &Settings) -> Input {
         nudges_fail: nudge.and_then(|last| last.clone().err()),
         listeners: kernel.socket.listeners().into_iter().map(printable).collect(),
     })
-}
-
-pub(super) fn responder(responder: &Responder, settings: &Settings, node: &Node) -> Input {
-    let rules = node.responder();
-    let programs = match responder.why_not(rules) {
-        Some(BY_DECISION) => Programs::Unwanted,
-        Some(reason) => Programs::Absent(reason.to_owned()),
-        None => {
-            let is_private = responder.longevity() == Longevity::Namespace;
-            let dir = settings.options.bpf_dir.display();
-            let private_pins = is_private.then(|| dir.to_string());
-            let lease = settings.config.responder.lease;
-            Programs::Loaded { lease_end: rules.lease_end(), lease, private_pins }
-        }
-    };
-    let state = |ifindex| rules.state(ifindex).cloned();
-    let served = node.view().served().map(|served| Served {
-        interface: served.name,
-        program: state(served.ifindex).unwrap_or(responder::State::Pending),
-    });
-    Input::Responder(programs, served.collect())
 }
 
 pub(super) fn peers(
@@ -126,19 +103,16 @@ pub(super) fn counted(
     queries: &Queries,
     servers: &Servers,
     responder: &Responder,
-    node: &Node,
-) -> [Input; 12] {
+) -> [Input; 10] {
     use transport::Counter::{
         FileMadeAgain, QueryForbidden, QueryNoRoom, QueryNoRoute, QueryTooLong, RefusalDropped,
         ReplyDropped, RtnetlinkOverrun, SocketNoDescriptor, SocketNoPort,
     };
-    let programs = responder.counters(node.responder());
     let replies_lost = service.sum(&[ReplyDropped, RefusalDropped]) + queries.dropped();
     let counted = [
         (Cause::EventsLost, service.sum(&[RtnetlinkOverrun])),
         (Cause::RepliesLost, replies_lost),
         (Cause::ConnectionsRefused, service.connections_refused()),
-        (Cause::ProgramsRemoved, programs.get(bpf::Counter::Lost)),
         (Cause::FilesRemoved, service.sum(&[FileMadeAgain])),
         (Cause::QueriesForbidden, service.sum(&[QueryForbidden])),
         (Cause::QueriesUnroutable, service.sum(&[QueryNoRoute])),
@@ -146,7 +120,6 @@ pub(super) fn counted(
         (Cause::NoFreePort, service.sum(&[SocketNoPort])),
         (Cause::NoFreeDescriptor, service.sum(&[SocketNoDescriptor])),
         (Cause::QueriesLost, servers.dropped(responder)),
-        (Cause::MapFaults, programs.get(bpf::Counter::Faults)),
     ];
     counted.map(|(cause, count)| Input::Counted(cause, count))
 }

@@ -39,6 +39,7 @@ use futures_util::stream::{self, StreamExt as _};
 use ibarr_common::Instant;
 use ibarr_proto::local_view;
 use ibarr_proto::node::{self, Node, Output};
+use ibarr_proto::responder;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use rand_chacha::ChaCha12Rng;
 use tokio::sync::mpsc;
@@ -150,8 +151,7 @@ impl Engine {
         inputs.hear(loaded, |loaded| Input::Loaded(Box::new(loaded)));
         let (nudger, outcomes) = Nudger::start()?;
         inputs.hear(outcomes, Input::Nudged);
-        let (responder, progress, packets) =
-            Responder::start(options.bpf(), config.responder.clone())?;
+        let (responder, progress, packets) = Responder::start(options.bpf())?;
         inputs.hear(progress, Input::Responder);
         inputs.hear(packets, Input::Packets);
         let (batches, queries) = mpsc::channel(transport::BATCHES);
@@ -275,25 +275,29 @@ impl Engine {
         let ends_at = if self.service.ends_at.is_some() { now } else { now + LAST_WORDS };
         self.service.ends_at = Some(ends_at);
         turn::read_to_end(self, Limits::default(), now);
-        let Self { node, acm, users, responder, .. } = self;
+        let Self { node, acm, users, .. } = self;
         kernel::stop(now, node);
         acm.stop(now, node);
-        users.tracers.end_all(now, node, responder);
+        users.tracers.end_all(now, node);
     }
 
     fn has_ended(&self) -> bool {
         self.service.ends_at.is_some_and(|ends_at| {
             let is_done = self.kernel.socket.has_room()
                 && self.node.local_service().is_idle()
-                && !self.responder.is_reporting();
+                && !self.node.responder().is_reporting();
             is_done || ends_at <= clock::now()
         })
+    }
+
+    fn are_programs_settled(&self) -> bool {
+        self.node.responder().is_settled() && self.responder.is_settled()
     }
 
     fn is_ready(&self) -> bool {
         self.node.view().confirmed_at().is_some()
             && self.servers.have_started()
-            && self.responder.is_settled(self.node.responder())
+            && self.are_programs_settled()
             && self.acm.sockets.is_settled()
     }
 
@@ -323,14 +327,13 @@ impl Engine {
         let facts = [
             health::configuration(settings),
             health::kernel(&self.kernel, settings),
-            health::responder(responder, settings, node),
             health::peers(servers, queries, settings, node),
             health::devices(&self.rdma, node),
             health::control(service),
             health::Input::Snapshot(self.snapshots.warning()),
             health::acm(&self.acm, settings),
         ];
-        let counted = health::counted(service, queries, servers, responder, node);
+        let counted = health::counted(service, queries, servers, responder);
         for input in facts.into_iter().chain(counted) {
             node.handle_input(now, node::Input::Health(input));
         }
@@ -370,16 +373,15 @@ impl Io<Input> for Engine {
             Input::Server(event) => {
                 self.servers.handle(now, event, node, queries);
                 // A turn of queries alone does not settle.
-                self.users.tracers.pass_on(now, node, &self.responder);
+                self.users.tracers.pass_on(now, node);
                 return Handled::Unchanged;
             }
             Input::Heard(heard) => queries::handle_heard(now, &heard, node),
             Input::LocalService(event) => return kernel.handle(now, event, node),
             Input::Nudged(outcome) => kernel.handle_nudged(now, outcome, node),
             Input::Responder(progress) => {
-                if let Some(input) = self.responder.handle_progress(now, progress) {
-                    node.handle_input(now, input);
-                }
+                let input = self.responder.handle_progress(now, progress);
+                node.handle_input(now, input);
             }
             Input::Packets(packets) => self.users.tracers.add_packets(&packets, node),
             Input::Acm(event) => acm.handle(now, event, node, service.ends_at.is_some()),
@@ -446,11 +448,13 @@ impl Io<Input> for Engine {
         self.snapshots.keep(now, node.paths());
         users.pages.make(now, service.started, node);
         mirror_cache(now, node, responder);
-        responder.handle_timeout(now);
-        users.tracers.pass_on(now, node, responder);
-        responder.report_packets(users.tracers.want_packets());
-        self.servers.guard(responder);
-        responder.go_on();
+        if let Some(input) = responder.handle_timeout(now) {
+            node.handle_input(now, input);
+        }
+        users.tracers.pass_on(now, node);
+        node.handle_input(now, responder::Input::Report(users.tracers.want_packets()));
+        self.servers.guard(node.responder().generation(), responder);
+        node.handle_input(now, responder::Input::Unguarded(responder.unguarded()));
         service.levels.handle_timeout(now);
         self.end_reload(now);
         self.assess(now);

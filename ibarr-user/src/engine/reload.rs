@@ -136,8 +136,7 @@ impl Engine {
 
     pub(super) fn end_reload(&mut self, now: Instant) {
         let Reloads { is_settling, reading, .. } = &self.settings.reloads;
-        let has_settled =
-            self.responder.is_settled(self.node.responder()) && self.acm.sockets.is_settled();
+        let has_settled = self.are_programs_settled() && self.acm.sockets.is_settled();
         if !is_settling || reading.is_some() || !has_settled {
             return;
         }
@@ -151,9 +150,6 @@ impl Engine {
 
     fn reconfigure(&mut self, now: Instant, config: Config) {
         self.node.reconfigure(now, self.settings.options.node(&config));
-        if let Some(input) = self.responder.reconfigure(config.responder.clone()) {
-            self.node.handle_input(now, input);
-        }
         self.snapshots.set_file(now, config.snapshot.clone());
         self.service.levels.configure(config.log_level.clone());
         self.settings.config = config;

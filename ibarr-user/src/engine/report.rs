@@ -18,7 +18,7 @@ use tracing::{debug, info};
 use super::descriptions::Other;
 use super::trace::interface_name;
 use super::{Engine, health};
-use crate::bpf::{self, Hook, Longevity};
+use crate::bpf::{self, Blocked, Hook};
 use crate::control::messages::{
     ControlStatus, Elapsed, FailedReload, InterfaceStatus, LocalServiceStatus, Millis, NudgeState,
     PathRequests, ResponderStatus, SlowPeer, Status, UsersStatus,
@@ -153,7 +153,9 @@ impl Engine {
             add(&mut counts, &format!("users.{what}"), counters);
         }
         add(&mut counts, "local-view", self.node.view().counters());
-        add(&mut counts, "responder", &self.responder.counters(self.node.responder()));
+        let mut responder = self.node.responder().counters().clone();
+        responder.add(bpf::Counter::MirrorFaults, self.responder.mirror_faults());
+        add(&mut counts, "responder", &responder);
         let programs = self.responder.counts().into_iter();
         counts.extend(programs.map(|(name, count)| (format!("bpf.{name}"), count)));
         counts.extend(
@@ -167,17 +169,16 @@ impl Engine {
 
     fn responder_status(&self, now: Instant) -> ResponderStatus {
         let lease_ends_in_ms = self.node.responder().lease_end().since(now).into();
-        let blocked = match self.responder.why_not(self.node.responder()) {
-            Some(reason) => Some(reason.to_owned()),
+        let blocked = match self.node.responder().blocked() {
+            Some(reason) => Some(reason.to_string()),
             None if lease_ends_in_ms == Millis::default() => Some("the lease has ended".to_owned()),
             None if self.node.view().served().next().is_none() => {
                 Some("no interface is served".to_owned())
             }
             None => None,
         };
-        let is_early = blocked.is_none() && self.responder.longevity() == Longevity::Namespace;
-        let ends_early = is_early.then(|| {
-            let dir = self.settings.options.bpf_dir.display();
+        let private = self.node.responder().private_pins().filter(|_| blocked.is_none());
+        let ends_early = private.map(|dir| {
             format!(
                 "only the daemon's mount namespace has the bpffs of {dir}: programs end with the last \
                  process in it; mount the bpffs for the whole machine before the daemon starts"
@@ -197,10 +198,10 @@ impl Engine {
         let hook = match self.node.responder().state(ifindex) {
             Some(bpf::State::Attached(hook)) => *hook,
             Some(bpf::State::Failed(reason)) => return (None, Some(reason.clone())),
+            Some(bpf::State::Unwanted) => return (None, Some(Blocked::Unwanted.to_string())),
             Some(bpf::State::Pending) | None => {
-                let why_not = self.responder.why_not(self.node.responder());
-                let reason = why_not.unwrap_or("no program is attached yet");
-                return (None, Some(reason.to_owned()));
+                let reason = self.node.responder().blocked().map(|reason| reason.to_string());
+                return (None, reason.or(Some("no program is attached yet".to_owned())));
             }
         };
         let has_address =

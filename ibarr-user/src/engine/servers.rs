@@ -130,8 +130,8 @@ impl Servers {
     }
 
     /// Attaches the loaded guard to each socket that does not have it yet.
-    pub(super) fn guard(&mut self, responder: &mut Responder) {
-        let generation = Some(responder.generation());
+    pub(super) fn guard(&mut self, generation: u32, responder: &mut Responder) {
+        let generation = Some(generation);
         for socket in self.sockets.iter_mut().filter(|socket| socket.guarded != generation) {
             if let State::Serving { socket: fd, .. } = &*socket.state.borrow() {
                 responder.guard(fd.as_fd());
