@@ -171,25 +171,21 @@ impl Life {
         self.state == State::Wanted || self.unguarded > 0
     }
 
-    pub(super) fn is_loading(&self) -> bool {
-        self.state == State::Loading
-    }
-
     /// Loads the programs anew, or removes them.
     pub(super) fn restart(&mut self) {
         self.state = State::Wanted;
     }
 
     /// Returns the directory of the pins, if it is news that they are private.
-    pub(super) fn is_loaded(&mut self, private_pins: Option<String>) -> Option<String> {
+    pub(super) fn is_loaded(&mut self, pins: Option<String>, has_maps: bool) -> Option<String> {
         self.generation += 1;
         self.failure = None;
         self.has_loaded = true;
-        // Unless the settings have changed meanwhile.
-        if self.state == State::Loading {
+        // Unless the settings have changed, and the maps were closed meanwhile.
+        if has_maps {
             self.state = State::Loaded;
         }
-        let old = core::mem::replace(&mut self.private_pins, private_pins);
+        let old = core::mem::replace(&mut self.private_pins, pins);
         self.private_pins.clone().filter(|_| old.is_none())
     }
 

@@ -165,7 +165,7 @@ impl Responder {
     /// Handles a report of the driver; all changes of `view` were [handled](Self::handle_fact).
     pub fn handle_input(&mut self, now: Instant, view: &LocalView, input: Input) {
         match input {
-            Input::Opened if self.life.is_loading() => self.maps = Maps::Unequal,
+            Input::Opened if self.settings.want_kernel() => self.maps = Maps::Unequal,
             // The settings have changed meanwhile.
             Input::Opened => self.closes = true,
             Input::MapDone(Ok(())) => self.is_written(now),
@@ -186,7 +186,7 @@ impl Responder {
         self.life.is_busy = false;
         match done {
             Done::Opened(Ok(private_pins)) => {
-                let news = self.life.is_loaded(private_pins);
+                let news = self.life.is_loaded(private_pins, self.maps != Maps::Closed);
                 self.events.extend(news.map(Event::PrivatePins));
             }
             Done::Opened(Err(why)) => self.is_not_loaded(now, why),

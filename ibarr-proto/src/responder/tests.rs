@@ -330,6 +330,40 @@ fn programs_that_cannot_be_loaded_wait_for_another_configuration() {
 }
 
 #[test]
+fn reload_while_programs_load_lets_an_old_lease_run_on() {
+    let story = Story::new(Settings::default());
+    let order = |order| Some(Output::Program(order));
+    let reloaded = |mode| {
+        let mut responder = Responder::new(Settings::default(), Prefixes::EVERYONE);
+        assert_eq!(responder.poll_output(), order(Order::Open));
+        responder.reconfigure(T0, Settings { mode, ..Settings::default() }, Prefixes::EVERYONE);
+        responder.handle_input(T0, story.node.view(), super::Input::Opened);
+        responder
+    };
+    let end = |responder: &mut Responder, result| {
+        let opened = super::Input::Done(Done::Opened(result));
+        responder.handle_input(T0, story.node.view(), opened);
+    };
+    let mut responder = reloaded(Mode::Auto);
+    assert_eq!(responder.poll_output(), None);
+    end(&mut responder, Ok(None));
+    assert_eq!(responder.poll_output(), None);
+    assert_eq!(responder.blocked(), None);
+    assert!(responder.is_settled());
+    // What could not be loaded may be there now.
+    let mut responder = reloaded(Mode::Auto);
+    end(&mut responder, Err(NotLoaded { fault: refusal(), kind: Kind::Other }));
+    assert_eq!(responder.poll_output(), Some(Output::Close));
+    assert_eq!(responder.poll_output(), Some(Output::Event(Event::NotLoaded(refusal()))));
+    assert_eq!(responder.poll_output(), order(Order::Open));
+    // What is not wanted any more is removed.
+    let mut responder = reloaded(Mode::User);
+    assert_eq!(responder.poll_output(), Some(Output::Close));
+    end(&mut responder, Ok(None));
+    assert_eq!(responder.poll_output(), order(Order::Close));
+}
+
+#[test]
 fn failed_attachment_is_not_retried_at_each_dump() {
     let mut story = Story::new(Settings::default());
     story.kernel().refuse = Hook::ALL.into();
