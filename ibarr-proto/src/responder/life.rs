@@ -5,12 +5,11 @@
 
 use alloc::string::String;
 use core::fmt;
-use core::time::Duration;
 
 use ibarr_common::Instant;
 
-use super::Fault;
 use super::work::{Arranged, Work};
+use super::{Fault, RETRY};
 use crate::retry::Repair;
 
 /// An order for the thread that owns the programs. It executes one at a time, and ends it with its
@@ -24,16 +23,12 @@ pub enum Order {
     Close,
     /// Attach and detach programs.
     Arrange(Work),
-    /// Attach the guard to a socket of the ip2gid port; or detach it if no guard is loaded.
-    Guard,
-    /// Read the map of peers' answers.
-    Read,
     /// Use the programs that report their packets, or the plain ones again. They are attached by the
     /// next [`Order::Arrange`].
     Report(bool),
 }
 
-/// The end of the [`Order`] of that name. A failed close or guard changes nothing.
+/// The end of the [`Order`] of that name. A failed close changes nothing.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "its variants are named for the orders")]
 pub enum Done {
@@ -43,8 +38,6 @@ pub enum Done {
     Arranged(Arranged),
     /// Others have changed the pins, so all was taken down.
     Lost(NotLoaded),
-    Guarded,
-    Read,
     Reporting(Result<(), Fault>),
 }
 
@@ -93,10 +86,6 @@ pub(super) struct Life {
     state: State,
     /// The thread is executing an order, and accepts no other.
     pub(super) is_busy: bool,
-    /// Sockets that have yet to be guarded.
-    pub(super) unguarded: usize,
-    /// The map of peers' answers has to be read.
-    pub(super) reads: bool,
     /// Why the last load failed, so that it is told once.
     failure: Option<Fault>,
     /// The programs were loaded once, so it is not the configuration if the pins cannot be used.
@@ -134,26 +123,19 @@ pub(super) struct Reporting {
     pub(super) failure: Option<Fault>,
 }
 
-/// How long to wait before asking again for pins that another daemon has.
-const RETRY: Duration = Duration::from_secs(1);
-
 impl Life {
     /// The next order, if it comes before the arrangement of programs.
     pub(super) fn poll_order(&mut self, is_wanted: bool) -> Option<Order> {
-        let wants = self.reporting.wants();
-        if self.state == State::Wanted {
-            self.unguarded = 0;
+        if self.wants_change() {
             self.reporting.is_ordered = false;
             self.reporting.may_be_attached = false;
             self.state = if is_wanted { State::Loading } else { State::Unwanted };
             Some(if is_wanted { Order::Open } else { Order::Close })
-        } else if self.unguarded > 0 {
-            self.unguarded -= 1;
-            Some(Order::Guard)
-        } else if self.state == State::Loaded && self.reporting.is_ordered != wants {
-            self.reporting.is_ordered = wants;
-            self.reporting.may_be_attached |= wants;
-            Some(Order::Report(wants))
+        } else if self.wants_report() {
+            let Reporting { is_ordered, may_be_attached, .. } = &mut self.reporting;
+            *is_ordered = !*is_ordered;
+            *may_be_attached |= *is_ordered;
+            Some(Order::Report(*is_ordered))
         } else {
             None
         }
@@ -161,14 +143,17 @@ impl Life {
 
     /// Whether an order can be given at once.
     pub(super) fn wants_order(&self) -> bool {
-        let reports =
-            self.state == State::Loaded && self.reporting.is_ordered != self.reporting.wants();
-        !self.is_busy && (self.wants_change() || reports || self.reads)
+        !self.is_busy && (self.wants_change() || self.wants_report())
     }
 
-    /// Whether programs have to be loaded or removed, or sockets guarded.
+    /// Whether programs have to be loaded or removed.
     pub(super) fn wants_change(&self) -> bool {
-        self.state == State::Wanted || self.unguarded > 0
+        self.state == State::Wanted
+    }
+
+    fn wants_report(&self) -> bool {
+        let Reporting { is_wanted, is_ordered, failure, .. } = &self.reporting;
+        self.state == State::Loaded && *is_ordered != (*is_wanted && failure.is_none())
     }
 
     /// Loads the programs anew, or removes them.
@@ -207,18 +192,13 @@ impl Life {
     }
 
     pub(super) fn handle_timeout(&mut self, now: Instant) {
-        if let State::Failed(Some(retry_at)) = self.state
-            && retry_at <= now
-        {
+        if self.poll_timeout().is_some_and(|retry_at| retry_at <= now) {
             self.restart();
         }
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        match self.state {
-            State::Failed(retry_at) => retry_at,
-            _ => None,
-        }
+        if let State::Failed(retry_at) = self.state { retry_at } else { None }
     }
 
     /// Why no programs are loaded, nor will be soon.
@@ -242,9 +222,5 @@ impl Reporting {
             self.is_wanted = on;
             self.failure = None;
         }
-    }
-
-    fn wants(&self) -> bool {
-        self.is_wanted && self.failure.is_none()
     }
 }

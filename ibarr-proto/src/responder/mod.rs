@@ -176,8 +176,6 @@ impl Responder {
             }
             Input::Keys(Err(fault)) => self.fail(now, fault),
             Input::Done(done) => self.handle_done(now, done),
-            Input::Unguarded(sockets) => self.life.unguarded = sockets,
-            Input::Unread => self.life.reads = true,
             Input::Report(on) => self.life.reporting.want(on),
         }
     }
@@ -193,15 +191,12 @@ impl Responder {
             Done::Closed => self.life.generation += 1,
             Done::Arranged(done) => {
                 self.life.reporting.may_be_attached &= self.life.reporting.is_ordered;
-                if self.maps != Maps::Closed {
-                    self.is_arranged(now, done);
-                }
+                self.is_arranged(now, done);
             }
             Done::Lost(why) => {
                 self.counters.count(Counter::Lost);
                 self.is_not_loaded(now, why);
             }
-            Done::Guarded | Done::Read => {}
             Done::Reporting(done) => {
                 if let Err(fault) = done {
                     self.life.reporting.failure = Some(fault);
@@ -218,7 +213,7 @@ impl Responder {
         let fault = why.fault.clone();
         if self.life.is_not_loaded(now, why) {
             self.counters.count(Counter::NotLoaded);
-            self.events.push_back(Event::NotLoaded(fault));
+            self.events.push_back(Event::Silent(fault));
         }
     }
 
@@ -290,7 +285,6 @@ impl Responder {
         }
         let order = self.life.poll_order(self.settings.want_kernel());
         let order = order.or_else(|| self.poll_work().map(Order::Arrange));
-        let order = order.or_else(|| core::mem::take(&mut self.life.reads).then_some(Order::Read));
         self.life.is_busy = order.is_some();
         order
     }
@@ -510,7 +504,7 @@ impl Responder {
     fn fail(&mut self, now: Instant, fault: Fault) {
         self.counters.count(Counter::Faults);
         if self.fault.as_ref() != Some(&fault) {
-            self.events.push_back(Event::Revoked(fault.clone()));
+            self.events.push_back(Event::Silent(fault.clone()));
         }
         self.fault = Some(fault);
         self.maps = Maps::Unequal;

@@ -354,7 +354,7 @@ fn reload_while_programs_load_lets_an_old_lease_run_on() {
     let mut responder = reloaded(Mode::Auto);
     end(&mut responder, Err(NotLoaded { fault: refusal(), kind: Kind::Other }));
     assert_eq!(responder.poll_output(), Some(Output::Close));
-    assert_eq!(responder.poll_output(), Some(Output::Event(Event::NotLoaded(refusal()))));
+    assert_eq!(responder.poll_output(), Some(Output::Event(Event::Silent(refusal()))));
     assert_eq!(responder.poll_output(), order(Order::Open));
     // What is not wanted any more is removed.
     let mut responder = reloaded(Mode::User);
@@ -650,9 +650,7 @@ impl Fake {
             cfg: self.cfg,
         }
     }
-}
 
-impl Fake {
     fn carry_out(&mut self, step: Step) -> Result<bool, Fault> {
         match step {
             Step::Look(interface, hook) => {
@@ -844,7 +842,6 @@ impl Story {
                         }
                         (Order::Report(_), _) => Done::Reporting(Ok(())),
                         (Order::Close, _) => Done::Closed,
-                        (order @ (Order::Guard | Order::Read), _) => panic!("{order:?}"),
                     };
                     self.node.handle_input(now, super::Input::Done(done));
                 }

@@ -18,10 +18,6 @@ pub enum Input {
     Keys(Result<Held, Fault>),
     /// The last order is executed.
     Done(Done),
-    /// So many sockets of the ip2gid port have yet to be guarded.
-    Unguarded(usize),
-    /// The map of peers' answers has to be read.
-    Unread,
     /// Whether programs are to report their packets.
     Report(bool),
 }
@@ -44,12 +40,10 @@ pub enum Output {
 /// What an administrator may want to know.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// No program is loaded.
-    NotLoaded(Fault),
     /// The programs answer no longer than the mount namespace of the daemon has this directory of pins.
     PrivatePins(String),
-    /// No program answers: the maps may be wrong.
-    Revoked(Fault),
+    /// No program answers: none can be loaded, or the maps may be wrong.
+    Silent(Fault),
     /// The lease cannot be revoked either, so all programs will be detached.
     Detaches(Fault),
     /// The lease is not renewed, because the last dump of this node's addresses is too old.

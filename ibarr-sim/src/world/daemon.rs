@@ -431,8 +431,6 @@ impl World {
             }
             (Order::Arrange(_), None) => unreachable!("no maps, no lease, no work"),
             (Order::Close, _) => Done::Closed,
-            (Order::Guard, _) => Done::Guarded,
-            (Order::Read, _) => Done::Read,
             (Order::Report(_), _) => Done::Reporting(Ok(())),
         };
         self.put(id, Inbox::Executed(done));

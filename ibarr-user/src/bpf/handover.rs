@@ -12,7 +12,7 @@ use super::map::Error;
 use crate::causes::chain;
 
 /// Hands the cache on to the next daemon, through the map.
-pub(super) struct Handover {
+pub(crate) struct Handover {
     mirror: Mirror,
     step: Step,
     /// How often the map could not be read or written.
@@ -42,7 +42,7 @@ impl Handover {
     }
 
     /// Handles a change of the cache.
-    pub(super) fn learn(&mut self, now: Instant, change: &Learned) {
+    pub(crate) fn learn(&mut self, now: Instant, change: &Learned) {
         if *change == Learned::Everything {
             self.step = Step::Unread;
             return;
@@ -54,22 +54,24 @@ impl Handover {
         }
     }
 
-    /// The next part of the work, if there is any.
-    pub(super) fn next_part(&mut self) -> Option<Part> {
+    /// The next part of the work, if there is any; one a turn.
+    pub(crate) fn next_part(&mut self) -> Option<Part> {
         match &mut self.step {
             Step::Making(making) => Some(making.next()),
             _ => None,
         }
     }
 
-    pub(super) fn compare(&mut self, now: Instant, element: &Element, cached: Option<Cached>) {
+    /// Makes an element of the map equal to the cache.
+    pub(crate) fn compare(&mut self, now: Instant, element: &Element, cached: Option<Cached>) {
         let Step::Making(making) = &mut self.step else { return };
         if let Err(error) = making.compare(&mut self.mirror, element, cached) {
             self.fail(now, &error);
         }
     }
 
-    pub(super) fn add(&mut self, now: Instant, entries: &[(Question, Cached)]) {
+    /// Adds the next entries of the cache to the map.
+    pub(crate) fn add(&mut self, now: Instant, entries: &[(Question, Cached)]) {
         let Step::Making(making) = &mut self.step else { return };
         match making.add(&mut self.mirror, entries) {
             Ok(true) => self.step = Step::Equal,

@@ -118,7 +118,7 @@ pub(super) struct Making {
 /// The next step of a rebuild.
 #[derive(Debug)]
 pub(crate) enum Part {
-    /// The caller [compares](super::Responder::compare) each element with the cache.
+    /// The caller [compares](super::Handover::compare) each element with the cache.
     Compare {
         /// Elements that are, or were, in the map.
         elements: Vec<Element>,
@@ -126,7 +126,7 @@ pub(crate) enum Part {
         /// over](ibarr_proto::ip2gid::client::Client::restore) the useful ones.
         are_inherited: bool,
     },
-    /// The caller [adds](super::Responder::add) the next [`PART`] entries of the cache.
+    /// The caller [adds](super::Handover::add) the next [`PART`] entries of the cache.
     Add {
         /// Last entry of the previous part.
         after: Option<(Question, Cached)>,

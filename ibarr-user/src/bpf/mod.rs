@@ -27,14 +27,12 @@ mod workbench;
 mod xdp;
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::mpsc as sync;
 
 use ibarr_common::Instant;
 use ibarr_common::map::{Program, Reason, ResponderCfg};
-use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::{Cached, Learned};
-use ibarr_proto::responder::{Done, Event, Fault, Held, Input, MapUpdate, Order, Output};
+use ibarr_proto::responder::{Event, Fault, Held, Input, MapUpdate, Output};
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
@@ -59,9 +57,9 @@ pub(crate) const BPF_DIR: &str = "/sys/fs/bpf/ibarr";
 ///
 /// The engine's thread writes the maps; a second thread does what may take long.
 pub(crate) struct Responder {
-    orders: sync::SyncSender<Task>,
-    /// Sockets that have yet to be guarded.
-    unguarded: Vec<OwnedFd>,
+    tasks: sync::Sender<Task>,
+    /// Tasks besides orders that the thread has yet to execute.
+    pending: usize,
     /// Set while the maps can be written.
     open: Option<Open>,
     /// How often earlier maps of peers' answers could not be changed.
@@ -86,29 +84,34 @@ impl Responder {
         options: Options,
     ) -> io::Result<(Self, mpsc::Receiver<Progress>, mpsc::Receiver<Packets>)> {
         let (sender, packets) = mpsc::channel(packets::BATCHES);
-        let (orders, progress) = workbench::start(options, sender)?;
-        let responder =
-            Self { orders, unguarded: Vec::new(), open: None, mirror_faults: 0, dropped_before: 0 };
+        let (tasks, progress) = workbench::start(options, sender)?;
+        let responder = Self { tasks, pending: 0, open: None, mirror_faults: 0, dropped_before: 0 };
         Ok((responder, progress, packets))
     }
 
     /// Handles a message of the thread. Returns what the node has to know of it.
-    pub(crate) fn handle_progress(&mut self, now: Instant, Progress(told): Progress) -> Input {
+    pub(crate) fn handle_progress(
+        &mut self,
+        now: Instant,
+        Progress(told): Progress,
+    ) -> Option<Input> {
         match told {
             Told::Maps(maps, inherited) => {
                 let dropped_by_others = dropped_by_guard(&maps);
                 let handover = Handover::new(inherited.mirror, inherited.elements);
                 self.open = Some(Open { maps: *maps, handover, dropped_by_others });
-                Input::Opened
+                return Some(Input::Opened);
             }
+            Told::Done(done) => return Some(Input::Done(done)),
+            Told::Guarded(guarded) => warn_of(guarded),
             Told::Read(read) => {
-                if let Some(open) = &mut self.open {
-                    open.handover.handle_read(now, read);
+                if let Some(handover) = self.handover() {
+                    handover.handle_read(now, read);
                 }
-                Input::Done(Done::Read)
             }
-            Told::Done(done) => Input::Done(done),
         }
+        self.pending -= 1;
+        None
     }
 
     /// Carries out an output of the node. Returns its result, if that is known at once.
@@ -125,75 +128,52 @@ impl Responder {
                 return Some(Input::Keys(keys));
             }
             Output::Close => self.close(),
-            Output::Program(order) => {
-                if let Order::Open | Order::Close = order {
-                    self.unguarded.clear();
-                }
-                let socket = if order == Order::Guard { self.unguarded.pop() } else { None };
-                // This fails only if the thread is gone, which ends the process, too.
-                let _ = self.orders.try_send(Task { order, socket });
-            }
+            Output::Program(order) => self.send(Task::Order(order)),
             Output::Event(event) => log(&event),
         }
         None
     }
 
-    /// Early calls do nothing. Returns what the node has to know.
-    pub(crate) fn handle_timeout(&mut self, now: Instant) -> Option<Input> {
-        let Open { handover, .. } = self.open.as_mut()?;
+    /// This fails only if the thread is gone, which ends the process, too.
+    fn send(&self, task: Task) {
+        let _ = self.tasks.send(task);
+    }
+
+    /// Early calls do nothing.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        let Some(handover) = self.handover() else { return };
         handover.handle_timeout(now);
-        handover.take_read().then_some(Input::Unread)
-    }
-
-    /// The next step that hands the cache on to the next daemon; one part a turn.
-    pub(crate) fn next_part(&mut self) -> Option<Part> {
-        self.open.as_mut()?.handover.next_part()
-    }
-
-    /// Makes an element of the map of peers' answers equal to the cache.
-    pub(crate) fn compare(&mut self, now: Instant, element: &Element, cached: Option<Cached>) {
-        if let Some(open) = &mut self.open {
-            open.handover.compare(now, element, cached);
+        if handover.take_read() {
+            self.pending += 1;
+            self.send(Task::Read);
         }
     }
 
-    /// Adds the next entries of the cache to the map of peers' answers.
-    pub(crate) fn add(&mut self, now: Instant, entries: &[(Question, Cached)]) {
-        if let Some(open) = &mut self.open {
-            open.handover.add(now, entries);
-        }
+    /// Hands the cache on to the next daemon, while the maps can be written.
+    pub(crate) fn handover(&mut self) -> Option<&mut Handover> {
+        self.open.as_mut().map(|open| &mut open.handover)
     }
 
-    /// Handles a change of the cache.
-    pub(crate) fn learn(&mut self, now: Instant, change: &Learned) {
-        if let Some(open) = &mut self.open {
-            open.handover.learn(now, change);
-        }
-    }
-
-    /// When to call [`handle_timeout`](Self::handle_timeout) next. While there is a
-    /// [`next_part`](Self::next_part), the time is now.
+    /// When to call [`handle_timeout`](Self::handle_timeout) next.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.open.as_ref()?.handover.poll_timeout()
     }
 
-    /// Whether the cache has taken over what an earlier daemon has left.
+    /// Whether all sockets are guarded, and the cache has taken over what an earlier daemon has left.
     pub(crate) fn is_settled(&self) -> bool {
-        self.open.as_ref().is_none_or(|open| !open.handover.inherits())
+        self.pending == 0 && self.open.as_ref().is_none_or(|open| !open.handover.inherits())
     }
 
-    /// Attaches the guard when the node says so, so that the kernel drops what a socket of the ip2gid
-    /// port would drop, without waking the daemon; or detaches it.
+    /// Attaches the guard, so that the kernel drops what a socket of the ip2gid port would drop,
+    /// without waking the daemon; or detaches it.
     pub(crate) fn guard(&mut self, socket: BorrowedFd<'_>) {
         match socket.try_clone_to_owned() {
-            Ok(socket) => self.unguarded.push(socket),
+            Ok(socket) => {
+                self.pending += 1;
+                self.send(Task::Guard(socket));
+            }
             Err(error) => warn_of(Err(Error::Guard(error.into()))),
         }
-    }
-
-    /// How many sockets have yet to be guarded.
-    pub(crate) fn unguarded(&self) -> usize {
-        self.unguarded.len()
     }
 
     /// How often the map of peers' answers could not be changed.
@@ -232,7 +212,7 @@ impl Responder {
 
 fn log(event: &Event) {
     match event {
-        Event::NotLoaded(fault) | Event::Revoked(fault) => answers_in_user_space(fault),
+        Event::Silent(fault) => answers_in_user_space(fault),
         Event::PrivatePins(dir) => warn!(
             "{dir}: only this mount namespace has the bpffs mounted: what answers in the kernel ends \
              with the last process in it"
@@ -286,12 +266,6 @@ fn end_lease(mut maps: Maps) {
     if let Err(error) = maps.write(&MapUpdate::Cfg(ResponderCfg::default())) {
         debug!("the lease is not taken back: {}", chain(&error));
     }
-}
-
-/// Warns that no trace shows packets.
-fn reports_nothing(error: Error) -> Fault {
-    warn!("the programs report no packets: {}", chain(&error));
-    error.into()
 }
 
 fn warn_of(result: Result<(), Error>) {

@@ -25,7 +25,7 @@ use super::maps::Maps;
 use super::packets::{Packets, Reader, Sink};
 use super::pins::{self, Pins};
 use super::programs::Programs;
-use super::{end_lease, hooks, map as pinned, reports_nothing, warn_of};
+use super::{end_lease, hooks, map as pinned, warn_of};
 use crate::regular_file;
 use crate::sys::udp_options::refuse_from_itself;
 
@@ -43,10 +43,13 @@ pub struct Options {
     pub verifier_log: PathBuf,
 }
 
-/// An order, with the socket that [`Order::Guard`] is about.
-pub(super) struct Task {
-    pub(super) order: Order,
-    pub(super) socket: Option<OwnedFd>,
+/// The thread executes one after the other, and sends a [`Told`] at the end of each.
+pub(super) enum Task {
+    Order(Order),
+    /// Attach the guard to a socket of the ip2gid port; or detach it if no guard is loaded.
+    Guard(OwnedFd),
+    /// Read the map of peers' answers.
+    Read,
 }
 
 /// A message of the thread, for [`Responder::handle_progress`](super::Responder::handle_progress).
@@ -55,10 +58,9 @@ pub(crate) struct Progress(pub(super) Told);
 pub(super) enum Told {
     /// The maps are open: from now on the engine writes them, even while programs are verified.
     Maps(Box<Maps>, Box<Inherited>),
-    /// The map of peers' answers, which ends [`Order::Read`].
-    Read(Result<Vec<Element>, pinned::Error>),
-    /// The end of any other order.
     Done(Done),
+    Guarded(Result<(), Error>),
+    Read(Result<Vec<Element>, pinned::Error>),
 }
 
 /// The map of peers' answers, with the elements that an earlier daemon has left.
@@ -67,36 +69,47 @@ pub(super) struct Inherited {
     pub(super) elements: Vec<Element>,
 }
 
-/// Starts the thread in the network namespace of the caller. It ends when the channel of orders
+/// Starts the thread in the network namespace of the caller. It ends when the channel of tasks
 /// closes.
 pub(super) fn start(
     options: Options,
     packets: mpsc::Sender<Packets>,
-) -> io::Result<(sync::SyncSender<Task>, mpsc::Receiver<Progress>)> {
-    let (orders, order) = sync::sync_channel(1);
+) -> io::Result<(sync::Sender<Task>, mpsc::Receiver<Progress>)> {
+    let (tasks, task) = sync::channel();
     // The longest order sends two messages.
     let (tell, told) = mpsc::channel(2);
     thread::Builder::new().name("bpf".to_owned()).spawn(move || {
         let mut workbench = None;
-        while let Ok(Task { order, socket }) = order.recv() {
-            let told = execute(order, socket, &options, &mut workbench, &tell, &packets);
+        while let Ok(task) = task.recv() {
+            let told = match task {
+                Task::Order(order) => {
+                    Told::Done(execute(order, &options, &mut workbench, &tell, &packets))
+                }
+                Task::Guard(socket) => Told::Guarded(match &mut workbench {
+                    Some(workbench) => workbench.wanted().guard(socket.as_fd()),
+                    // Replaces the guard, if there was one.
+                    None => refuse_from_itself(&socket).map_err(|error| Error::Guard(error.into())),
+                }),
+                Task::Read => Told::Read(workbench.as_ref().map_or(Ok(Vec::new()), |workbench| {
+                    Mirror::open(&workbench.pins.layout(map::ABI_VERSION))?.elements()
+                })),
+            };
             if tell.blocking_send(Progress(told)).is_err() {
                 return;
             }
         }
     })?;
-    Ok((orders, told))
+    Ok((tasks, told))
 }
 
 fn execute(
     order: Order,
-    socket: Option<OwnedFd>,
     options: &Options,
     workbench: &mut Option<Workbench>,
     tell: &mpsc::Sender<Progress>,
     packets: &mpsc::Sender<Packets>,
-) -> Told {
-    Told::Done(match order {
+) -> Done {
+    match order {
         Order::Open => {
             // Unlocks the pins before they are locked again.
             *workbench = None;
@@ -125,38 +138,24 @@ fn execute(
             Done::Closed
         }
         Order::Arrange(work) => {
-            match workbench.take_if(|workbench| workbench.pins.check().is_err()) {
-                Some(Workbench { pins, .. }) => {
-                    let changed = pins.check().map_err(Error::from);
-                    // A program that nothing finds is not left behind.
-                    warn_of(take_down(pins).map(drop));
-                    let nothing = || Done::Arranged(Arranged::nothing());
-                    changed.err().map_or_else(nothing, |error| Done::Lost(error.into()))
-                }
-                None => Done::Arranged(workbench.as_mut().map_or_else(Arranged::nothing, |it| {
-                    let attached = it.pins.hooks().map_err(|error| Error::from(error).into());
-                    work.run(attached, |step| it.carry_out(step))
-                })),
+            let Some(it) = workbench else { return Done::Arranged(Arranged::nothing()) };
+            if let Err(error) = it.pins.check() {
+                // A program that nothing finds is not left behind.
+                warn_of(workbench.take().map_or(Ok(()), |it| take_down(it.pins).map(drop)));
+                return Done::Lost(Error::from(error).into());
             }
+            let attached = it.pins.hooks().map_err(|error| Error::from(error).into());
+            Done::Arranged(work.run(attached, |step| it.carry_out(step)))
         }
         Order::Report(on) => {
             let done = workbench.as_mut().map_or(Ok(()), |it| it.report(on, packets));
-            Done::Reporting(done.map_err(reports_nothing))
+            let done = done.map_err(Fault::from);
+            if let Err(fault) = &done {
+                warn!("the programs report no packets: {fault}");
+            }
+            Done::Reporting(done)
         }
-        Order::Guard => {
-            warn_of(socket.map_or(Ok(()), |socket| match workbench {
-                Some(workbench) => workbench.wanted().guard(socket.as_fd()),
-                // Replaces the guard, if there was one.
-                None => refuse_from_itself(&socket).map_err(|error| Error::Guard(error.into())),
-            }));
-            Done::Guarded
-        }
-        Order::Read => {
-            return Told::Read(workbench.as_ref().map_or(Ok(Vec::new()), |it| {
-                Mirror::open(&it.pins.layout(map::ABI_VERSION))?.elements()
-            }));
-        }
-    })
+    }
 }
 
 /// The programs and their pins.
@@ -287,9 +286,7 @@ impl Workbench {
         }
         Ok(())
     }
-}
 
-impl Workbench {
     fn carry_out(&mut self, step: Step) -> Result<bool, Fault> {
         match step {
             Step::Look(interface, hook) => return Ok(self.look(&interface, hook)),

@@ -10,10 +10,14 @@ use crate::bpf::{PART, Part, Responder};
 /// Takes over what an earlier daemon has learned, and keeps the map equal to the cache for the
 /// next one. A turn does a bounded part of it.
 pub(super) fn mirror_cache(now: Instant, node: &mut Node, responder: &mut Responder) {
+    let mut handover = responder.handover();
     while let Some(change) = node.poll_learned() {
-        responder.learn(now, &change);
+        if let Some(handover) = &mut handover {
+            handover.learn(now, &change);
+        }
     }
-    match responder.next_part() {
+    let Some(handover) = handover else { return };
+    match handover.next_part() {
         Some(Part::Compare { elements, are_inherited }) => {
             for element in elements {
                 let there = element.parse();
@@ -21,7 +25,7 @@ pub(super) fn mirror_cache(now: Instant, node: &mut Node, responder: &mut Respon
                     node.restore(now, question, answer);
                 }
                 let cached = there.and_then(|(question, _)| node.client().lookup(now, question));
-                responder.compare(now, &element, cached);
+                handover.compare(now, &element, cached);
             }
         }
         Some(Part::Add { after }) => {
@@ -30,7 +34,7 @@ pub(super) fn mirror_cache(now: Instant, node: &mut Node, responder: &mut Respon
                 None => client.entries().take(PART).collect(),
                 Some(last) => client.entries_after(last).take(PART).collect(),
             };
-            responder.add(now, &entries);
+            handover.add(now, &entries);
         }
         None => {}
     }

@@ -275,10 +275,10 @@ impl Engine {
         let ends_at = if self.service.ends_at.is_some() { now } else { now + LAST_WORDS };
         self.service.ends_at = Some(ends_at);
         turn::read_to_end(self, Limits::default(), now);
-        let Self { node, acm, users, .. } = self;
+        let Self { node, acm, users, responder, .. } = self;
         kernel::stop(now, node);
         acm.stop(now, node);
-        users.tracers.end_all(now, node);
+        users.tracers.end_all(now, node, responder);
     }
 
     fn has_ended(&self) -> bool {
@@ -373,15 +373,16 @@ impl Io<Input> for Engine {
             Input::Server(event) => {
                 self.servers.handle(now, event, node, queries);
                 // A turn of queries alone does not settle.
-                self.users.tracers.pass_on(now, node);
+                self.users.tracers.pass_on(now, node, &self.responder);
                 return Handled::Unchanged;
             }
             Input::Heard(heard) => queries::handle_heard(now, &heard, node),
             Input::LocalService(event) => return kernel.handle(now, event, node),
             Input::Nudged(outcome) => kernel.handle_nudged(now, outcome, node),
             Input::Responder(progress) => {
-                let input = self.responder.handle_progress(now, progress);
-                node.handle_input(now, input);
+                if let Some(input) = self.responder.handle_progress(now, progress) {
+                    node.handle_input(now, input);
+                }
             }
             Input::Packets(packets) => self.users.tracers.add_packets(&packets, node),
             Input::Acm(event) => acm.handle(now, event, node, service.ends_at.is_some()),
@@ -448,13 +449,10 @@ impl Io<Input> for Engine {
         self.snapshots.keep(now, node.paths());
         users.pages.make(now, service.started, node);
         mirror_cache(now, node, responder);
-        if let Some(input) = responder.handle_timeout(now) {
-            node.handle_input(now, input);
-        }
-        users.tracers.pass_on(now, node);
+        responder.handle_timeout(now);
+        users.tracers.pass_on(now, node, responder);
         node.handle_input(now, responder::Input::Report(users.tracers.want_packets()));
         self.servers.guard(node.responder().generation(), responder);
-        node.handle_input(now, responder::Input::Unguarded(responder.unguarded()));
         service.levels.handle_timeout(now);
         self.end_reload(now);
         self.assess(now);

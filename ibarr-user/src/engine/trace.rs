@@ -21,7 +21,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
-use crate::bpf::{self, Seen};
+use crate::bpf::{self, Responder, Seen};
 use crate::control::messages::{
     Body, Failure, FailureKind, Response, TraceEnd, TraceRequest, Traced, Tracing,
 };
@@ -112,12 +112,13 @@ impl Tracers {
     }
 
     /// Passes on what has happened, and ends traces whose time is over.
-    pub(super) fn pass_on(&mut self, now: Instant, node: &mut Node) {
+    pub(super) fn pass_on(&mut self, now: Instant, node: &mut Node, responder: &Responder) {
         if self.0.is_empty() {
             return;
         }
         if self.want_packets()
             && let Some(programs) = node.responder().reporting()
+            && (programs.is_err() || responder.is_settled())
         {
             self.tell(now, programs);
         }
@@ -134,8 +135,8 @@ impl Tracers {
     }
 
     /// Ends all traces with the daemon.
-    pub(super) fn end_all(&mut self, now: Instant, node: &mut Node) {
-        self.pass_on(now, node);
+    pub(super) fn end_all(&mut self, now: Instant, node: &mut Node, responder: &Responder) {
+        self.pass_on(now, node, responder);
         let before = self.0.len();
         for tracer in self.0.drain(..) {
             tracer.end(TraceEnd::Daemon);
