@@ -57,6 +57,7 @@ pub(crate) const BPF_DIR: &str = "/sys/fs/bpf/ibarr";
 ///
 /// The engine's thread writes the maps; a second thread does what may take long.
 pub(crate) struct Responder {
+    /// Holds one order, one read and, for each load, one guard of each socket at most.
     tasks: sync::Sender<Task>,
     /// Tasks besides orders that the thread has yet to execute.
     pending: usize,
