@@ -9,6 +9,7 @@ mod house;
 mod licences;
 mod modules;
 mod text;
+mod walks;
 mod weight;
 
 use std::fs;
@@ -46,6 +47,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     problems.extend(text::proofs(&files));
     problems.extend(text::test_command(&files));
     problems.extend(house::check(&files));
+    problems.extend(walks::check(&files));
     problems.extend(weight::check(&files));
     problems.extend(weight::check_commit(workspace.root())?);
 
