@@ -275,18 +275,22 @@ impl Responder {
                 return Some(Output::Map(MapUpdate::Cfg(cfg)));
             }
         }
-        let event = self.events.pop_front().map(Output::Event);
-        event.or_else(|| self.poll_order().map(Output::Program))
+        if let Some(event) = self.events.pop_front() {
+            return Some(Output::Event(event));
+        }
+        self.poll_order().map(Output::Program)
     }
 
     fn poll_order(&mut self) -> Option<Order> {
         if self.life.is_busy {
             return None;
         }
-        let order = self.life.poll_order(self.settings.want_kernel());
-        let order = order.or_else(|| self.poll_work().map(Order::Arrange));
-        self.life.is_busy = order.is_some();
-        order
+        let order = match self.life.poll_order(self.settings.want_kernel()) {
+            Some(order) => order,
+            None => Order::Arrange(self.poll_work()?),
+        };
+        self.life.is_busy = true;
+        Some(order)
     }
 
     fn poll_work(&mut self) -> Option<Work> {
