@@ -191,8 +191,12 @@ impl World {
         if !script.byte().is_multiple_of(8) {
             self.events.retain(|waiting| *waiting != event);
         }
+        let answer;
         let input = match event {
-            Event::Ask { id, ask } => Input::Answer { id, answer: World::about_node(ask, script) },
+            Event::Ask { id, ask } => {
+                answer = World::about_node(ask, script);
+                Input::Answer { id, answer: &answer }
+            }
             Event::Address(request) => {
                 let outcome = match script.byte() % 8 {
                     0 => Outcome::NotFound,

@@ -109,13 +109,13 @@ pub enum Input {
     Unwanted(KernelRequest),
     /// The answer to [`Event::LookUp`].
     LookedUp(AddressRequest, Option<Outcome>),
-    /// The answer to [`Event::Recall`].
-    Recalled(AddressRequest, Option<Outcome>),
-    /// The answer to [`Event::RecallPath`].
-    PathRecalled(PathRequest, Option<paths::Outcome>),
-    /// The answer to [`Event::AskPeer`].
+    /// [`Event::Recall`] has found nothing.
+    NotRemembered(AddressRequest),
+    /// [`Event::RecallPath`] has found nothing.
+    PathNotRemembered(PathRequest),
+    /// The answer to [`Event::Recall`] or [`Event::AskPeer`].
     Answered { id: RequestId, outcome: Outcome },
-    /// The answer to [`Event::AskSa`].
+    /// The answer to [`Event::RecallPath`] or [`Event::AskSa`].
     PathAnswered(paths::Answered),
 }
 
@@ -195,10 +195,9 @@ impl Requests {
                     None => self.events.push_back(Event::Recall(request)),
                 }
             }
-            Input::Recalled(request, remembered) => match (remembered, request.caller.user()) {
-                (Some(outcome), _) => self.end(request.request.id, outcome),
-                (None, None) => self.events.push_back(Event::AskPeer(request.request)),
-                (None, Some(user)) => {
+            Input::NotRemembered(request) => match request.caller.user() {
+                None => self.events.push_back(Event::AskPeer(request.request)),
+                Some(user) => {
                     self.not_remembered(request.request.id);
                     self.offer(now, user, request);
                 }
@@ -209,10 +208,9 @@ impl Requests {
                 (Some(_), Sought::Path(_)) => self.events.push_back(Event::RecallPath(request)),
                 (Some(user), _) => self.offer_path(now, user, request),
             },
-            Input::PathRecalled(request, remembered) => match (remembered, request.caller.user()) {
-                (Some(outcome), _) => self.end_path(answered(request.request.id, outcome)),
-                (None, None) => self.events.push_back(Event::AskSa(request.request)),
-                (None, Some(user)) => {
+            Input::PathNotRemembered(request) => match request.caller.user() {
+                None => self.events.push_back(Event::AskSa(request.request)),
+                Some(user) => {
                     self.not_remembered(request.request.id);
                     self.offer_path(now, user, request);
                 }

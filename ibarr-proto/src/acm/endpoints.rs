@@ -43,23 +43,19 @@ impl Acm {
     }
 
     /// The answer to [`Ask::Endpoint`].
-    pub(super) fn endpoint(&mut self, id: LookupId, found: Option<(Found, Vec<Name>)>) {
+    pub(super) fn endpoint(&mut self, id: LookupId, found: Option<&(Found, Vec<Name>)>) {
         let Some((client, request)) = self.forget(id).and_then(|lookup| lookup.client) else {
             return;
         };
-        let names;
         let reply = match (request.ask, found) {
             (Wanted::Counters(_), Some((found, _))) => {
                 let counters = self.by_port.get(&found.port);
                 Reply::Counters(counters.map_or_else(|| seven(&Counters::default()), seven))
             }
-            (_, Some((found, addresses))) => {
-                names = addresses;
-                match Names::new(&names) {
-                    Some(names) => Reply::Endpoint(found.endpoint, names),
-                    None => Reply::Refused(Status::NoMemory),
-                }
-            }
+            (_, Some((found, addresses))) => match Names::new(addresses) {
+                Some(names) => Reply::Endpoint(found.endpoint, names),
+                None => Reply::Refused(Status::NoMemory),
+            },
             (Wanted::Counters(_), None) => Reply::Refused(Status::SourceAddress),
             (_, None) => Reply::Refused(Status::Invalid),
         };

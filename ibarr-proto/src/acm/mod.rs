@@ -251,16 +251,16 @@ impl Acm {
         self.events.push_back(Event::Ask { id, ask });
     }
 
-    fn answered(&mut self, id: LookupId, answer: Answer) {
+    fn answered(&mut self, id: LookupId, answer: &Answer) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         match answer {
-            Answer::NotYet(ask) => drop(self.early.insert(id, ask)),
+            Answer::NotYet(ask) => drop(self.early.insert(id, *ask)),
             Answer::Source { gid, pkey } => {
-                lookup.partition = pkey;
-                self.gid_of_source(id, gid);
+                lookup.partition = *pkey;
+                self.gid_of_source(id, *gid);
             }
             Answer::Start(start) => self.starts(id, start),
-            Answer::Endpoint(found) => self.endpoint(id, found),
+            Answer::Endpoint(found) => self.endpoint(id, found.as_ref()),
         }
     }
 
@@ -308,9 +308,9 @@ impl Acm {
         self.seek(id, Some(sgid), Some(dgid));
     }
 
-    fn starts(&mut self, id: LookupId, start: Result<(PortName, Sought), NoStart>) {
+    fn starts(&mut self, id: LookupId, start: &Result<(PortName, Sought), NoStart>) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
-        let (port, question) = match start {
+        let &(port, question) = match start {
             Ok(start) => start,
             Err(NoStart::NoSource) => return self.refuse(id, Status::SourceAddress),
             Err(NoStart::SeveralPorts) => return self.refuse(id, Status::DestinationType),
@@ -551,8 +551,8 @@ impl Acm {
     fn forget(&mut self, id: LookupId) -> Option<Box<Lookup>> {
         self.early.remove(&id);
         let lookup = self.lookups.remove(&id)?;
-        for name in lookup.known.names() {
-            self.names.leave(&name, id);
+        if let Known::Said { .. } = lookup.known {
+            lookup.known.names().for_each(|name| self.names.leave(&name, id));
         }
         Some(lookup)
     }

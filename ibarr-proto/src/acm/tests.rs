@@ -55,7 +55,7 @@ impl Rig {
         self.acm.handle_input(self.now, Input::Message { client, bytes });
     }
 
-    fn answer(&mut self, id: LookupId, answer: Answer) {
+    fn answer(&mut self, id: LookupId, answer: &Answer) {
         self.acm.handle_input(self.now, Input::Answer { id, answer });
     }
 
@@ -232,7 +232,7 @@ fn each_failure_has_its_status() {
     ];
     for (why, status) in cases {
         let id = rig.until_path(to("10.2.0.5"));
-        rig.answer(id, Answer::Start(Err(why)));
+        rig.answer(id, &Answer::Start(Err(why)));
         assert!(rig.is_refused(status), "{why:?}");
     }
     rig.resolve(to("10.2.0.5"));
@@ -281,15 +281,15 @@ fn early_question_is_asked_again_and_forgotten_with_its_client() {
     rig.acm.handle_input(NOW, Input::Source { lookup: id, source: Some(ip("10.1.0.1")) });
     let Some(Event::Ask { ask, .. }) = rig.acm.poll_event() else { panic!() };
     for _ in 0..3 {
-        rig.answer(id, Answer::NotYet(ask));
+        rig.answer(id, &Answer::NotYet(ask));
         assert_eq!(rig.acm.poll_event(), None);
         rig.acm.handle_input(NOW, Input::NodeChanged);
         assert_eq!(rig.acm.poll_event(), Some(Event::Ask { id, ask }));
     }
-    rig.answer(id, Answer::NotYet(ask));
+    rig.answer(id, &Answer::NotYet(ask));
     rig.acm.handle_timeout(NOW + Duration::from_secs(2));
     assert!(rig.is_refused(Status::TimedOut));
-    rig.answer(id, Answer::NotYet(ask));
+    rig.answer(id, &Answer::NotYet(ask));
     rig.acm.handle_input(NOW, Input::NodeChanged);
     assert_eq!(rig.acm.poll_event(), None);
 }
@@ -664,10 +664,10 @@ proptest! {
                     acm.handle_input(now, Input::Source { lookup, source });
                 },
                 Step::Gid(outcome) => if let Some(event) = ends.pop_front() {
-                    acm.handle_input(now, reply(&event, outcome, true));
+                    reply(&mut acm, now, event, outcome, true);
                 },
                 Step::Path(is_found) => if let Some(event) = ends.pop_back() {
-                    acm.handle_input(now, reply(&event, Outcome::NotFound, is_found));
+                    reply(&mut acm, now, event, Outcome::NotFound, is_found);
                 },
                 Step::NotRemembered => if let Some(Event::Address(request)) = ends.front() {
                     acm.handle_input(now, Input::NotRemembered(search(request.request.id)));
@@ -705,8 +705,8 @@ fn search(id: request::RequestId) -> LookupId {
     id
 }
 
-fn reply(event: &Event, outcome: Outcome, is_found: bool) -> Input<'static> {
-    match *event {
+fn reply(acm: &mut Acm, now: Instant, event: Event, outcome: Outcome, is_found: bool) {
+    match event {
         Event::Ask { id, ask } => {
             let answer = match ask {
                 Ask::Source(_) => {
@@ -720,12 +720,14 @@ fn reply(event: &Event, outcome: Outcome, is_found: bool) -> Input<'static> {
                 Ask::Start { .. } => Answer::Start(Err(NoStart::NoSource)),
                 Ask::Endpoint { .. } => Answer::Endpoint(None),
             };
-            Input::Answer { id, answer }
+            acm.handle_input(now, Input::Answer { id, answer: &answer });
         }
-        Event::Address(request) => Input::Address { id: search(request.request.id), outcome },
+        Event::Address(request) => {
+            acm.handle_input(now, Input::Address { id: search(request.request.id), outcome });
+        }
         Event::Path(request) => {
             let outcome = if is_found { found() } else { paths::Outcome::NoSa };
-            Input::Path { id: search(request.request.id), outcome }
+            acm.handle_input(now, Input::Path { id: search(request.request.id), outcome });
         }
     }
 }

@@ -48,7 +48,7 @@ impl Default for Config {
 pub struct ClientId(pub u64);
 
 /// An input of the service.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
     /// A user has connected. If there is no room, [`Output::Close`] follows for it, or for one that gives way.
@@ -84,7 +84,7 @@ pub enum Input<'a> {
         addresses: &'a [IpAddr],
     },
     /// The answer to [`Event::Ask`].
-    Answer { id: LookupId, answer: Answer },
+    Answer { id: LookupId, answer: &'a Answer },
     /// The answer to [`Event::Address`].
     Address { id: LookupId, outcome: Outcome },
     /// The answer to [`Event::Path`].

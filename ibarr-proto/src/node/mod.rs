@@ -53,17 +53,6 @@ pub struct Node {
     outputs: VecDeque<Output>,
 }
 
-/// What one core has for another one.
-#[derive(Clone, Copy, Debug)]
-enum Event {
-    Requests(requests::Event),
-    Client(client::Answered),
-    Ports(PortChange),
-    Paths(paths::Answered),
-    LocalService(local_service::Event),
-    Acm(acm::Event),
-}
-
 /// The configuration.
 #[derive(Clone, Debug, Default)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
@@ -187,9 +176,11 @@ impl Node {
                     self.acm.handle_input(now, acm::Input::NodeChanged);
                 }
             }
+            // They have nothing for another core.
             Input::Responder(input) => {
                 return self.responder.handle_input(now, &self.view, input);
             }
+            Input::Health(input) => return self.health.handle_input(now, input),
             Input::Client(input) => self.client.handle_input(now, input),
             Input::Paths(input) => self.paths.handle_input(now, input),
             Input::LocalService(input) => {
@@ -198,55 +189,55 @@ impl Node {
                 }
                 self.local_service.handle_input(now, input);
             }
-            Input::Health(input) => self.health.handle_input(now, input),
             Input::Acm(input) => self.acm.handle_input(now, input),
             Input::Resolve(request) => self.ask(now, request),
             Input::ResolvePath(request) => self.ask_for_path(now, request),
         }
-        self.route_all(now);
+        self.route(now);
     }
 
-    /// Passes on what the cores have for each other, until none has anything.
-    fn route_all(&mut self, now: Instant) {
-        while let Some(event) = self.poll_event() {
-            self.route(now, event);
+    /// Passes on what the cores have for each other, until none has anything. Each arm is one edge between two
+    /// cores.
+    fn route(&mut self, now: Instant) {
+        loop {
+            if let Some(event) = self.requests.poll_event() {
+                self.route_request(now, event);
+            } else if let Some(client::Answered { id, outcome }) = self.client.poll_event() {
+                self.requests.handle_input(now, requests::Input::Answered { id, outcome });
+            } else if let Some(change) = self.paths.poll_change() {
+                self.route_ports(now, change);
+            } else if let Some(answered) = self.paths.poll_event() {
+                self.requests.handle_input(now, requests::Input::PathAnswered(answered));
+            } else if let Some(event) = self.local_service.poll_event() {
+                self.route_kernel(now, event);
+            } else if let Some(event) = self.acm.poll_event() {
+                self.route_acm(now, event);
+            } else {
+                return;
+            }
         }
     }
 
-    fn poll_event(&mut self) -> Option<Event> {
-        let requests = self.requests.poll_event().map(Event::Requests);
-        requests
-            .or_else(|| self.client.poll_event().map(Event::Client))
-            .or_else(|| self.paths.poll_change().map(Event::Ports))
-            .or_else(|| self.paths.poll_event().map(Event::Paths))
-            .or_else(|| self.local_service.poll_event().map(Event::LocalService))
-            .or_else(|| self.acm.poll_event().map(Event::Acm))
-    }
-
-    /// Each arm is one edge between two cores.
-    fn route(&mut self, now: Instant, event: Event) {
-        match event {
-            Event::Requests(event) => self.route_request(now, event),
-            Event::Client(client::Answered { id, outcome }) => {
-                self.requests.handle_input(now, requests::Input::Answered { id, outcome });
-            }
-            Event::Paths(answered) => {
-                self.requests.handle_input(now, requests::Input::PathAnswered(answered));
-            }
-            Event::Ports(PortChange::Facts) => {
+    fn route_ports(&mut self, now: Instant, change: PortChange) {
+        match change {
+            PortChange::Facts => {
                 self.view.set_flid_gids(self.paths.flid_gids());
                 self.acm.handle_input(now, acm::Input::NodeChanged);
             }
-            Event::Ports(PortChange::Subnet { before, after }) => {
+            PortChange::Subnet { before, after } => {
                 self.client.subnet_changed(now, before, after);
             }
-            Event::LocalService(event) => self.route_kernel(now, event),
-            Event::Acm(acm::Event::Ask { id, ask }) => {
+        }
+    }
+
+    fn route_acm(&mut self, now: Instant, event: acm::Event) {
+        match event {
+            acm::Event::Ask { id, ask } => {
                 let answer = own::answer(ask, &self.view, &self.paths);
-                self.acm.handle_input(now, acm::Input::Answer { id, answer });
+                self.acm.handle_input(now, acm::Input::Answer { id, answer: &answer });
             }
-            Event::Acm(acm::Event::Address(request)) => self.ask(now, request),
-            Event::Acm(acm::Event::Path(request)) => self.ask_for_path(now, request),
+            acm::Event::Address(request) => self.ask(now, request),
+            acm::Event::Path(request) => self.ask_for_path(now, request),
         }
     }
 
@@ -257,15 +248,21 @@ impl Node {
                 self.requests.handle_input(now, requests::Input::LookedUp(request, own));
             }
             requests::Event::Recall(request) => {
-                let client::Request { question, heeds_hints, .. } = request.request;
-                let remembered = self.client.recall(now, question, heeds_hints).map(Outcome::from);
-                self.requests.handle_input(now, requests::Input::Recalled(request, remembered));
+                let client::Request { id, question, heeds_hints, .. } = request.request;
+                let remembered = self.client.recall(now, question, heeds_hints);
+                let input = match remembered {
+                    Some(cached) => requests::Input::Answered { id, outcome: cached.into() },
+                    None => requests::Input::NotRemembered(request),
+                };
+                self.requests.handle_input(now, input);
             }
             requests::Event::RecallPath(request) => {
-                let paths::Request { port, question, .. } = request.request;
                 let may_loop_back = matches!(request.caller, Caller::Acm(_));
-                let remembered = self.paths.recall_for(now, &port, question, may_loop_back);
-                self.requests.handle_input(now, requests::Input::PathRecalled(request, remembered));
+                let input = match self.paths.recall_for(now, &request.request, may_loop_back) {
+                    Some(answered) => requests::Input::PathAnswered(answered),
+                    None => requests::Input::PathNotRemembered(request),
+                };
+                self.requests.handle_input(now, input);
             }
             requests::Event::NotRemembered(id) => {
                 self.acm.handle_input(now, acm::Input::NotRemembered(id));
@@ -378,7 +375,7 @@ impl Node {
         self.local_service.handle_timeout(now);
         self.requests.handle_timeout(now);
         self.acm.handle_timeout(now);
-        self.route_all(now);
+        self.route(now);
         self.responder.handle_timeout(now, &self.view);
     }
 

@@ -10,7 +10,7 @@ use ibarr_common::ib::{FlowLabel, Gid, Mtu, PacketLifeTime, Rate, Sl, SubnetPref
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Question};
 
-use super::{Counter, Outcome, Paths, PortName, Request, Sought, Source};
+use super::{Answered, Counter, Outcome, Paths, PortName, Request, Sought, Source};
 use crate::request::RequestId;
 use crate::sa::{self, QuestionId};
 
@@ -55,13 +55,16 @@ impl Paths {
     pub fn recall_for(
         &mut self,
         now: Instant,
-        port: &PortName,
-        question: Sought,
+        request: &Request,
         may_loop_back: bool,
-    ) -> Option<Outcome> {
-        let Sought::Path(question) = question else { return None };
-        let remembered = self.lookup(now, port, question);
-        remembered.or_else(|| self.loopback(port, &question).filter(|_| may_loop_back))
+    ) -> Option<Answered> {
+        let Request { id, port, question: Sought::Path(question), .. } = request else {
+            return None;
+        };
+        let remembered = self.lookup(now, port, *question);
+        let loopback = || self.loopback(port, question).filter(|_| may_loop_back);
+        let outcome = remembered.or_else(loopback)?;
+        Some(Answered { id: *id, outcome, is_left_to_kernel: false })
     }
 
     /// The path from a port to itself, as ibacm makes it: an SA need not be asked. The MTU is one that ibacm
