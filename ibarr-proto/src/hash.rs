@@ -40,18 +40,6 @@ impl fmt::Debug for Seeded {
     }
 }
 
-/// SipHash without a seed, where no peer chooses the keys.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Fixed;
-
-impl BuildHasher for Fixed {
-    type Hasher = SipHasher13;
-
-    fn build_hasher(&self) -> SipHasher13 {
-        SipHasher13::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use rand_chacha::ChaCha12Rng;

@@ -3,11 +3,11 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::net::IpAddr;
 
+use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use ibarr_common::IfIndex;
 
 use super::{Event, Owned};
-use crate::hash::Fixed;
 
 /// The subject of an answer. A link-local IPv6 address has a meaning only with its interface.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -34,11 +34,11 @@ impl Key {
 /// administrator of this machine chooses the keys, so no peer can cause collisions.
 #[derive(Default)]
 pub(super) struct Facts {
-    by_key: HashMap<Key, Owned, Fixed>,
+    by_key: HashMap<Key, Owned, FixedState>,
     /// Number of keys with this address: more than one only if it is link-local.
-    ours: HashMap<IpAddr, usize, Fixed>,
+    ours: HashMap<IpAddr, usize, FixedState>,
     /// Number of keys with a GID on each interface.
-    answering: HashMap<IfIndex, usize, Fixed>,
+    answering: HashMap<IfIndex, usize, FixedState>,
     answering_changed: bool,
     /// Keys that differ from what was reported, with what was reported.
     untold: BTreeMap<Key, Option<Owned>>,

@@ -2,12 +2,12 @@
 
 use alloc::vec::Vec;
 
+use foldhash::fast::FixedState;
 use hashbrown::HashSet;
 use ibarr_common::map::{AllowPrefix, ResponderCfg};
 use ipnet::IpNet;
 
 use super::maps::{AllowKey, Held, MapUpdate};
-use crate::hash::Fixed;
 use crate::ip2gid::Prefixes;
 
 /// The updates, in order, that change the map from `held` to `wanted`.
@@ -19,8 +19,8 @@ use crate::ip2gid::Prefixes;
 /// every source is allowed, which is one of the two sets.
 pub(super) fn change(held: &Held, wanted: &Prefixes) -> Vec<MapUpdate> {
     let wanted: Vec<_> = wanted.iter().map(key).collect();
-    let there: HashSet<_, Fixed> = held.allow.iter().copied().collect();
-    let kept: HashSet<_, Fixed> = wanted.iter().copied().collect();
+    let there: HashSet<_, FixedState> = held.allow.iter().copied().collect();
+    let kept: HashSet<_, FixedState> = wanted.iter().copied().collect();
     let add = wanted.iter().copied().filter(|key| !there.contains(key)).map(MapUpdate::Allow);
     let remove =
         held.allow.iter().copied().filter(|key| !kept.contains(key)).map(MapUpdate::NoAllow);

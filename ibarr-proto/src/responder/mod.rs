@@ -23,6 +23,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::{String, ToString as _};
 use core::time::Duration;
 
+use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use ibarr_common::map::ResponderCfg;
 use ibarr_common::{IfIndex, Instant};
@@ -35,7 +36,6 @@ pub use self::types::{Event, Input, Output, State};
 pub use self::work::{Arranged, Hook, Mode, Step, Work};
 use self::work::{Outcome, Wanted, Wish};
 use crate::counters::Counters;
-use crate::hash::Fixed;
 use crate::ip2gid::Prefixes;
 use crate::local_view::{Event as Fact, LocalView, Served};
 use crate::retry::Repair;
@@ -434,9 +434,9 @@ impl Responder {
             self.serve(served);
         }
         let owned = view.owned().map(|owned| elements::entry(&owned));
-        let owned: HashMap<_, _, Fixed> = owned.map(|entry| (entry.key, entry)).collect();
+        let owned: HashMap<_, _, FixedState> = owned.map(|entry| (entry.key, entry)).collect();
         let next_hops = view.neighbours().map(|there| elements::next_hop(&there));
-        let next_hops: HashMap<_, _, Fixed> = next_hops.collect();
+        let next_hops: HashMap<_, _, FixedState> = next_hops.collect();
         let served =
             self.interfaces.values().map(|slot| elements::update(&Fact::Served(slot.served)));
 

@@ -2,13 +2,13 @@
 
 use alloc::vec::Vec;
 
+use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use ibarr_common::IfIndex;
 use ibarr_common::map::{Route, RoutePrefix};
 use ipnet::IpNet;
 
 use super::maps::{Held, MapUpdate, RouteKey};
-use crate::hash::Fixed;
 use crate::local_view::routing::{RouteBack, Via};
 
 /// The map element of a route.
@@ -31,8 +31,8 @@ pub(super) fn key(ifindex: IfIndex, prefix: IpNet) -> RouteKey {
 /// meanwhile that is not led back before or after: prefixes that lead elsewhere are added first and
 /// removed last.
 pub(super) fn change(held: &Held, wanted: impl Iterator<Item = RouteBack>) -> Vec<MapUpdate> {
-    let there: HashMap<_, _, Fixed> = held.routes.iter().copied().collect();
-    let mut wanted: HashMap<_, _, Fixed> = wanted
+    let there: HashMap<_, _, FixedState> = held.routes.iter().copied().collect();
+    let mut wanted: HashMap<_, _, FixedState> = wanted
         .filter_map(|route| match update(route) {
             MapUpdate::Route(key, route) => Some((key, route)),
             _ => None,

@@ -29,6 +29,7 @@ const ARROWS: &[Arrows] = &[
         tests: &[],
         others: Some(&[
             "crc",
+            "foldhash",
             "hashbrown",
             "ipnet",
             "rand_chacha",
@@ -77,15 +78,12 @@ pub(super) fn check(metadata: &Value) -> Vec<String> {
     let mut problems = Vec::new();
     let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
     // A package without a source is not from a registry, so it is ours.
-    let ours: Vec<&str> = packages
-        .iter()
-        .filter(|package| package["source"].is_null())
-        .filter_map(|package| package["name"].as_str())
-        .collect();
+    let own = || packages.iter().filter(|package| package["source"].is_null());
+    let ours: Vec<&str> = own().filter_map(|package| package["name"].as_str()).collect();
     if ours.is_empty() {
         problems.push("`cargo metadata` lists no crate of ours".to_owned());
     }
-    for package in packages.iter().filter(|package| package["source"].is_null()) {
+    for package in own() {
         let name = package["name"].as_str().unwrap_or_default();
         let Some(arrows) = ARROWS.iter().find(|arrows| arrows.from == name) else {
             problems.push(format!(
