@@ -27,7 +27,7 @@ use crate::script::Script;
 /// * A turn reads no more inputs and no more messages than its limits.
 /// * After each turn the outputs are taken, unless it had queries of peers alone.
 /// * Each user's question is answered once, and none is left at the end.
-/// * A time-out that is due and handled is not due again.
+/// * A time-out that is due and handled is not due again, and a request makes none due at once.
 ///
 /// # Panics
 /// The claim does not hold for `script`.
@@ -174,12 +174,18 @@ impl World {
             std::mem::take(&mut self.asks).then_some(Cue::Kernel).or_else(|| self.cues.pop_front())
         {
             (self.inputs, self.messages) = (0, 0);
-            let is_due = self.node.poll_timeout().is_some_and(|due| due <= self.now);
+            let (is_due, asks_alone) = (self.is_due(), matches!(first, Cue::Kernel));
             let asks_on = turn::take(self, LIMITS, self.now, first, is_due);
             assert!(self.inputs <= LIMITS.inputs && self.owed == Owed::Nothing);
             assert_eq!(asks_on, self.messages == LIMITS.messages);
+            let is_broken = !is_due && asks_alone && self.inputs == 0 && self.is_due();
+            assert!(!is_broken, "a request makes something due at once");
             self.asks = asks_on;
         }
+    }
+
+    fn is_due(&self) -> bool {
+        self.node.poll_timeout().is_some_and(|due| due <= self.now)
     }
 
     fn pass(&mut self, time: Duration) {
@@ -191,8 +197,7 @@ impl World {
             self.now = self.now.max(due);
             turn::drain(self, self.now);
             self.turns();
-            let next = self.node.poll_timeout();
-            assert!(next.is_none_or(|next| next > self.now), "{next:?} is due again");
+            assert!(!self.is_due(), "it is due again");
         }
         self.now = end;
     }

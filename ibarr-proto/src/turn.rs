@@ -7,6 +7,9 @@
 //! Each request of the kernel is handled before the next one is read, because its caller is
 //! blocked, whatever else is queued. Other inputs share one reading of the clock and one drain,
 //! which makes a burst cheap.
+//!
+//! **A request makes nothing due at once**, so a turn of requests alone need not look at time-outs, which would double
+//! the work of an answer from memory. If a core breaks this, the next turn follows at once.
 
 use ibarr_common::Instant;
 
@@ -40,8 +43,10 @@ pub trait Io<T> {
 /// The effect of an input.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Handled {
-    /// The cores may have outputs.
+    /// The cores may have outputs, and something may be due at once.
     Changed,
+    /// A caller asks: the cores may have outputs.
+    Asked,
     /// The cores have no outputs: the server answers a peer's query at once, and counts it.
     Unchanged,
     /// The socket to the kernel is readable.
@@ -80,22 +85,26 @@ impl Default for Limits {
 /// whether the kernel may have more requests: then other tasks of the thread run before the next
 /// turn.
 pub fn take<T, I: Io<T>>(io: &mut I, limits: Limits, now: Instant, first: T, is_due: bool) -> bool {
-    let (mut has_changed, mut asks_on) = (is_due, false);
+    let (mut is_due, mut has_asked, mut asks_on) = (is_due, false, false);
     let mut next = Some(first);
     for more in (0..=limits.inputs).rev() {
         let Some(input) = next else { break };
         match io.handle(now, input) {
-            Handled::Changed => has_changed = true,
+            Handled::Changed => is_due = true,
+            Handled::Asked => has_asked = true,
             Handled::Unchanged => {}
             Handled::KernelAsks => {
-                has_changed = true;
+                has_asked = true;
                 asks_on = read(io, limits, now) == Read::Message;
             }
         }
         next = if more > 0 { io.next_input() } else { None };
     }
-    if has_changed {
+    if is_due {
         drain(io, now);
+    } else if has_asked {
+        carry_out(io, now);
+        io.settle(now);
     }
     asks_on
 }
@@ -195,6 +204,9 @@ mod tests {
             Recorder { messages: 3, inputs: vec![Handled::Changed], ..Recorder::default() };
         assert!(!take(&mut io, Limits::default(), NOW, Handled::KernelAsks, false));
         assert_eq!(io.calls, "hrcrcrcehts");
+        io = Recorder { messages: 1, inputs: vec![Handled::Asked], ..Recorder::default() };
+        take(&mut io, Limits::default(), NOW, Handled::KernelAsks, false);
+        assert_eq!(io.calls, "hrcehs", "requests make nothing due");
     }
 
     #[test]
@@ -202,7 +214,7 @@ mod tests {
         let mut io = Recorder { messages: 5, ..Recorder::default() };
         let limits = Limits { messages: 2, ..Limits::default() };
         assert!(take(&mut io, limits, NOW, Handled::KernelAsks, false));
-        assert_eq!(io.calls, "hrcrcts");
+        assert_eq!(io.calls, "hrcrcs");
         io.calls.clear();
         read_to_end(&mut io, Limits { last_reads: 1, ..limits }, NOW);
         assert_eq!(io.calls, "rcrc");

@@ -349,6 +349,11 @@ impl Health {
         self.due.is_some_and(|due| due <= now)
     }
 
+    /// Whether there was an assessment.
+    pub fn has_assessed(&self) -> bool {
+        self.assessed_at.is_some()
+    }
+
     /// When an assessment is due at the latest: then reasons may begin to count.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let due = self.due?;

@@ -147,7 +147,8 @@ impl World {
             is_dealing: false,
             is_reading: false,
         };
-        turn::take(&mut turn, limits, now, first, true);
+        let is_due = turn.daemon.core.poll_timeout().is_some_and(|due| due <= now);
+        turn::take(&mut turn, limits, now, first, is_due);
         if turn.undrained {
             let text = "a turn ends before all outputs of the cores are executed".to_owned();
             self.claims.breaks(now, [Some(id), None], text);

@@ -67,20 +67,18 @@ impl Acm {
         };
         let (sockets, served) = AcmSockets::start(listeners, events.clone())?;
         let (clients, sources) = (Clients::new(events, ready, last), Sources::default());
-        Ok((
-            Self {
-                clients,
-                last_reply,
-                inherited,
-                sockets,
-                sources,
-                names,
-                systemd,
-                preloads,
-                routes,
-            },
-            served,
-        ))
+        let this = Self {
+            clients,
+            last_reply,
+            inherited,
+            sockets,
+            sources,
+            names,
+            systemd,
+            preloads,
+            routes,
+        };
+        Ok((this, served))
     }
 
     /// Continues with the connections of the last daemon.

@@ -317,7 +317,7 @@ impl Engine {
 
     /// Has the health assessed if that is due.
     fn assess(&mut self, now: Instant) {
-        if self.is_ready() {
+        if !self.node.health().has_assessed() && self.is_ready() {
             self.node.handle_input(now, node::Input::Health(health::Input::Ready));
         }
         if !self.node.health().is_due(now) {
@@ -351,6 +351,7 @@ impl Io<Input> for Engine {
 
     fn handle(&mut self, now: Instant, input: Input) -> Handled {
         let Self { node, kernel, queries, acm, service, .. } = self;
+        let handled = if let Input::Acm(_) = input { Handled::Asked } else { Handled::Changed };
         match input {
             Input::View(input) => {
                 // A link that appears or disappears may belong to a port.
@@ -403,7 +404,7 @@ impl Io<Input> for Engine {
             Input::Command(Command::End) => self.end(now),
             Input::Timeout => {}
         }
-        Handled::Changed
+        handled
     }
 
     fn read_kernel(&mut self, now: Instant) -> Read {

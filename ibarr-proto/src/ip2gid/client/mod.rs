@@ -181,6 +181,7 @@ impl Client {
                 }
             }
         }
+        self.send_due();
     }
 
     /// Performs all actions that are due. Early calls do nothing.
@@ -189,12 +190,7 @@ impl Client {
         for pool in self.outlets.pools_mut() {
             pool.handle_timeout(self.now, &mut self.sockets);
         }
-        while let Some(id) = self.timers.pop(self.now) {
-            self.flight_due(id);
-        }
-        while let Some(id) = self.hops.next_turn(self.now) {
-            self.make_ready(id);
-        }
+        self.send_due();
         if self.sweep_at().is_some_and(|at| at <= self.now) {
             self.cache.expire(self.now);
             self.swept_at = self.now;
@@ -507,6 +503,16 @@ impl Client {
         self.flights.renew(id, round_ends, &mut self.rng);
         self.take_next_way(id);
         self.set_timer(id);
+    }
+
+    /// Sends what is due: one request or flight more can bring a time forward to one that has passed.
+    fn send_due(&mut self) {
+        while let Some(id) = self.timers.pop(self.now) {
+            self.flight_due(id);
+        }
+        while let Some(id) = self.hops.next_turn(self.now) {
+            self.make_ready(id);
+        }
     }
 
     fn send_when_allowed(&mut self, id: FlightId) {
