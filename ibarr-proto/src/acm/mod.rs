@@ -318,9 +318,10 @@ impl Acm {
         let Lookup { user, deadline, address, .. } = **lookup;
         let is_first = lookup.port.replace(port).is_none();
         if is_first {
-            self.count_by(Some(port), Counter::Requests);
+            let counters = self.by_port.entry(port).or_default();
+            counters.count(Counter::Requests);
             if let Some(address) = address {
-                self.count_by(Some(port), address);
+                counters.count(address);
             }
         }
         if matches!(question, Sought::Known(_)) {
@@ -580,11 +581,7 @@ impl Acm {
     /// Counts for the service, and for the port of a search.
     fn count(&mut self, id: LookupId, counter: Counter) {
         self.counters.count(counter);
-        self.count_by(self.lookups.get(&id).and_then(|lookup| lookup.port), counter);
-    }
-
-    fn count_by(&mut self, port: Option<PortName>, counter: Counter) {
-        if let Some(port) = port {
+        if let Some(port) = self.lookups.get(&id).and_then(|lookup| lookup.port) {
             self.by_port.entry(port).or_default().count(counter);
         }
     }
