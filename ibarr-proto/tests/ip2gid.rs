@@ -228,7 +228,7 @@ impl Burst {
                 let _ = sim.resolve(node, address(n));
             });
             sim.run_for(Duration::from_secs(30));
-            sim.nodes[node].client.flush(None);
+            sim.nodes[node].client.flush();
         }
         sim.faults = faults.clone();
         let queries = |sim: &Sim| {

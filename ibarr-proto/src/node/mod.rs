@@ -448,7 +448,7 @@ impl Node {
     /// Drops all answers of peers, and the addresses of names. Returns how many answers of peers that was.
     pub fn flush(&mut self) -> usize {
         self.acm.forget_names();
-        self.client.flush(None)
+        self.client.flush()
     }
 
     /// Drops all answers of subnet administrators. Returns how many that was.

@@ -174,18 +174,9 @@ impl Sim {
         let id = RequestId::User(UserRequest::Control(self.nodes[node].requests));
         self.nodes[node].requests += 1;
         let (asked_at, deadline) = (self.now, self.now + patience);
-        let heeds_hints = false;
-        self.input(
-            node,
-            Input::Resolve(Request {
-                id,
-                question,
-                asked_at,
-                deadline,
-                heeds_hints,
-                is_fresh: false,
-            }),
-        );
+        let (heeds_hints, is_fresh) = (false, false);
+        let request = Request { id, question, asked_at, deadline, heeds_hints, is_fresh };
+        self.input(node, Input::Resolve(request));
         id
     }
 

@@ -3,7 +3,6 @@
 //! The answers that a client remembers, and which of them it uses.
 
 use alloc::vec::Vec;
-use core::net::IpAddr;
 use core::time::Duration;
 
 use ibarr_common::Instant;
@@ -23,7 +22,7 @@ impl Client {
         self.left.remove(after);
         if !self.left.insert(before, self.now + SETTLING) {
             self.cache.clear();
-            self.next_door.flush(None);
+            self.next_door.clear();
         }
         self.cache.tell_everything();
         self.counters.count(Counter::SubnetsLeft);
@@ -172,17 +171,9 @@ impl Client {
         (page, next)
     }
 
-    /// Drops the answers for `target`, or all answers. Returns how many that was.
-    pub fn flush(&mut self, target: Option<IpAddr>) -> usize {
-        let neighbours = self.next_door.flush(target);
-        let Some(target) = target else { return self.cache.clear() + neighbours };
-        let of_target: Vec<Question> = self
-            .cache
-            .iter()
-            .map(|(question, _)| question)
-            .filter(|question| question.target() == target)
-            .collect();
-        neighbours + of_target.into_iter().filter(|&question| self.cache.remove(question)).count()
+    /// Drops all answers. Returns how many that was.
+    pub fn flush(&mut self) -> usize {
+        self.cache.clear() + self.next_door.clear()
     }
 
     pub(super) fn remember(&mut self, question: Question, gid: Option<Gid>) {

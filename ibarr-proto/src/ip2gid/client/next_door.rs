@@ -8,7 +8,6 @@
 //! answered from the entry: the kernel reads its own entries.
 
 use alloc::collections::BTreeSet;
-use core::net::IpAddr;
 
 use hashbrown::HashMap;
 use ibarr_common::Instant;
@@ -37,13 +36,10 @@ impl NextDoor {
         self.unmet.remove(&id);
     }
 
-    /// Drops what is known of `target`, or of all targets. Returns how many entries that was.
-    pub(super) fn flush(&mut self, target: Option<IpAddr>) -> usize {
-        let before = self.known.len();
-        let stays = |question: &Question| target.is_some_and(|of| question.target() != of);
-        self.known.retain(|question, _| stays(question));
-        self.by_expiry.retain(|(_, question)| stays(question));
-        before - self.known.len()
+    /// Drops all that is known. Returns how many entries that was.
+    pub(super) fn clear(&mut self) -> usize {
+        self.by_expiry.clear();
+        self.known.drain().count()
     }
 
     fn lookup(&self, now: Instant, question: Question) -> Option<Cached> {

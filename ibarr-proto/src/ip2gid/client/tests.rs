@@ -383,15 +383,9 @@ fn full_flights_make_room_for_a_newer_question_after_a_second() {
     let deadline = asked_at + secs(30);
     let again = RequestId::User(UserRequest::Control(90));
     let early = Instant::BOOT + secs(1000);
-    let heeds_hints = false;
-    rig.input(Input::Resolve(Request {
-        id: again,
-        question: question(1),
-        asked_at: early,
-        deadline,
-        heeds_hints,
-        is_fresh: false,
-    }));
+    let (question, asked_at) = (question(1), early);
+    let (id, heeds_hints, is_fresh) = (again, false, false);
+    rig.put(Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
     assert_eq!(rig.answers[&again].1, Outcome::Overloaded);
     assert_eq!(rig.count(Counter::GaveWay), 1);
     rig.run(secs(30));
@@ -821,7 +815,7 @@ fn pages_contain_each_answer_once_while_others_are_learned() {
     for n in 1..=7 {
         assert_eq!(seen.iter().filter(|&&seen| seen == question(n)).count(), 1, "{n}");
     }
-    rig.client.flush(None);
+    rig.client.flush();
     assert_eq!(rig.client.page(after, 2), (Vec::new(), None));
 }
 
@@ -844,16 +838,9 @@ fn full_hop_table_drops_the_hop_silent_the_longest() {
 fn request_with_the_number_of_a_waiting_one_is_ignored() {
     let mut rig = Rig::new(Settings::default());
     let id = rig.resolve(5);
-    let (asked_at, deadline) = (rig.now, rig.now + secs(3));
-    let heeds_hints = false;
-    rig.input(Input::Resolve(Request {
-        id,
-        question: question(6),
-        asked_at,
-        deadline,
-        heeds_hints,
-        is_fresh: false,
-    }));
+    let (question, asked_at, deadline) = (question(6), rig.now, rig.now + secs(3));
+    let (heeds_hints, is_fresh) = (false, false);
+    rig.put(Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
     assert_eq!(rig.count(Counter::RepeatedRequest), 1);
     assert_eq!(rig.client.load().flights, 1);
     rig.reply(0, Some(gid(5)));
@@ -861,15 +848,13 @@ fn request_with_the_number_of_a_waiting_one_is_ignored() {
 }
 
 #[test]
-fn flush_drops_one_target_on_every_egress_or_everything() {
+fn flush_drops_the_answers_of_every_egress() {
     let mut rig = Rig::new(Settings::default());
     for (n, egress) in [(1, None), (1, IfIndex::new(4)), (2, None)] {
         rig.ask(Question::new(question(n).target(), egress).unwrap());
         rig.reply(rig.sent.len() - 1, Some(gid(n)));
     }
-    assert_eq!(rig.client.flush(Some(question(1).target())), 2);
-    assert!(rig.client.lookup(rig.now, question(2)).is_some());
-    assert_eq!(rig.client.flush(None), 1);
+    assert_eq!(rig.client.flush(), 3);
     assert_eq!(rig.client.entries().count(), 0);
 }
 
@@ -1019,15 +1004,9 @@ fn counters_of_requests_add_up() {
     rig.reply(0, Some(gid(1)));
     rig.input(Input::Cancel { id: RequestId::User(UserRequest::Control(3)) });
     let (asked_at, deadline) = (rig.now, rig.now + secs(3));
-    let (id, heeds_hints) = (RequestId::User(UserRequest::Control(4)), false);
-    rig.input(Input::Resolve(Request {
-        id,
-        question: question(1),
-        asked_at,
-        deadline,
-        heeds_hints,
-        is_fresh: false,
-    }));
+    let (id, question) = (RequestId::User(UserRequest::Control(4)), question(1));
+    let (heeds_hints, is_fresh) = (false, false);
+    rig.put(Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
     rig.run(secs(10));
     assert_ends_add_up(&rig.client);
     assert_eq!(rig.count(Counter::Overloaded), 6);

@@ -129,13 +129,13 @@ fn dead_gateway_takes_one_send_and_each_resend_the_next_way() {
         rig.reply(1, Some(gid(5)));
         // What answered is the first way of the next question.
         let sent = rig.sent.len();
-        rig.client.flush(None);
+        rig.client.flush();
         rig.ask_for(question, secs(30));
         assert_eq!(rig.gateway(Some((2, 254))), "10.9.0.1%2 from 10.1.0.2");
         assert_eq!(rig.sources()[sent..], ["10.1.0.2 by 2"]);
         rig.reply(sent, Some(gid(5)));
         rig.client.network_changed(BTreeMap::new());
-        rig.client.flush(None);
+        rig.client.flush();
         rig.ask_for(question, secs(30));
         assert_eq!(rig.routes_asked, [question.into()], "a change of routes forgets it");
     }
@@ -153,7 +153,7 @@ fn late_reply_by_the_first_way_makes_that_one_the_first_again() {
         assert_eq!(rig.gateway(Some((2, 254))), "10.9.0.1%2 from 10.1.0.1");
         assert_eq!(rig.sent.len(), first + 2);
         rig.reply(first, Some(gid(5)));
-        rig.client.flush(None);
+        rig.client.flush();
     }
     assert_eq!(rig.count(Counter::Replies), 2);
 }
@@ -168,7 +168,7 @@ fn sources_that_answered_are_bounded_and_forgotten_together() {
             rig.gateway(Some((2, 254)));
         }
         rig.reply(rig.sent.len() - 1, Some(gid(5)));
-        rig.client.flush(None);
+        rig.client.flush();
         first
     };
     for n in 1..=4 {

@@ -66,55 +66,33 @@ impl Rig {
 
     /// A request whose caller waits for `patience`.
     pub(super) fn ask_for(&mut self, question: Question, patience: Duration) -> RequestId {
-        self.requests += 1;
-        let id = RequestId::User(UserRequest::Control(self.requests));
         let (asked_at, deadline) = (self.now, self.now + patience);
-        let heeds_hints = false;
-        let is_fresh = false;
-        self.input(Input::Resolve(Request {
-            id,
-            question,
-            asked_at,
-            deadline,
-            heeds_hints,
-            is_fresh,
-        }));
-        id
+        let request = self.of_user(question);
+        self.put(Request { asked_at, deadline, heeds_hints: false, ..request })
     }
 
     /// A request of a user, which a refusal ends.
     pub(super) fn ask_as_user(&mut self, question: Question) -> RequestId {
-        self.requests += 1;
-        let id = RequestId::User(UserRequest::Control(self.requests));
-        let (asked_at, deadline) = (Instant::BOOT, self.now + secs(3));
-        let heeds_hints = true;
-        let is_fresh = false;
-        self.input(Input::Resolve(Request {
-            id,
-            question,
-            asked_at,
-            deadline,
-            heeds_hints,
-            is_fresh,
-        }));
-        id
+        let request = self.of_user(question);
+        self.put(request)
     }
 
     /// A request of a user that wants the peer's own word.
     pub(super) fn ask_fresh(&mut self, question: Question) -> RequestId {
+        let request = self.of_user(question);
+        self.put(Request { is_fresh: true, ..request })
+    }
+
+    fn of_user(&mut self, question: Question) -> Request {
         self.requests += 1;
         let id = RequestId::User(UserRequest::Control(self.requests));
         let (asked_at, deadline) = (Instant::BOOT, self.now + secs(3));
-        let (heeds_hints, is_fresh) = (true, true);
-        self.input(Input::Resolve(Request {
-            id,
-            question,
-            asked_at,
-            deadline,
-            heeds_hints,
-            is_fresh,
-        }));
-        id
+        Request { id, question, asked_at, deadline, heeds_hints: true, is_fresh: false }
+    }
+
+    pub(super) fn put(&mut self, request: Request) -> RequestId {
+        self.input(Input::Resolve(request));
+        request.id
     }
 
     /// The GID that a request was given, if it has an answer.
