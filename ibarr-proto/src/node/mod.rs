@@ -176,7 +176,6 @@ impl Node {
                     self.acm.handle_input(now, acm::Input::NodeChanged);
                 }
             }
-            // They have nothing for another core.
             Input::Responder(input) => {
                 return self.responder.handle_input(now, &self.view, input);
             }
@@ -196,8 +195,7 @@ impl Node {
         self.route(now);
     }
 
-    /// Passes on what the cores have for each other, until none has anything. Each arm is one edge between two
-    /// cores.
+    /// Passes on what the cores have for each other. Each arm is one edge between two cores.
     fn route(&mut self, now: Instant) {
         loop {
             if let Some(event) = self.requests.poll_event() {
@@ -405,18 +403,18 @@ impl Node {
         if let Some(output) = self.responder.poll_update() {
             return Some(Output::Responder(output));
         }
+        if let Some(output) = self.outputs.pop_front() {
+            return Some(output);
+        }
+        if let Some(output) = self.acm.poll_output() {
+            return Some(Output::Acm(output));
+        }
         if let Some(event) = self.view.poll_event() {
             self.responder.handle_fact(&event);
             return Some(Output::Changed(event));
         }
         if let Some(output) = self.responder.poll_output() {
             return Some(Output::Responder(output));
-        }
-        if let Some(output) = self.outputs.pop_front() {
-            return Some(output);
-        }
-        if let Some(output) = self.acm.poll_output() {
-            return Some(Output::Acm(output));
         }
         if let Some(output) = self.client.poll_transmit() {
             return Some(Output::Client(output));
