@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Requests, their names, which say who asks, and the result of a request for an address.
+//! The names of requests and their senders, and the result of a request for an address.
 
 use ibarr_common::ib::Gid;
 #[cfg(feature = "serde")]
@@ -35,7 +35,7 @@ pub struct LookupId(pub(crate) u64);
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct KernelRequest(pub(crate) u64);
 
-/// Who asks, with the form that it has in documents.
+/// The sender of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[cfg_attr(
     feature = "serde",
@@ -62,7 +62,7 @@ impl Caller {
 }
 
 impl UserRequest {
-    /// Who asks, if it is a request of `user`.
+    /// The sender of a request that `user` has made.
     pub fn caller(self, user: User) -> Caller {
         match self {
             Self::Control(_) => Caller::Control(user),

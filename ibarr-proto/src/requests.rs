@@ -270,13 +270,11 @@ impl Requests {
         ]
     }
 
-    /// The kernel's requests that wait until this node knows itself.
     #[cfg(test)]
     pub(crate) fn early(&self) -> Vec<KernelRequest> {
         self.early.keys().copied().collect()
     }
 
-    /// How many requests for addresses have their share.
     #[cfg(test)]
     pub(crate) fn admitted(&self) -> usize {
         self.admitted.len()
