@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, Sl};
+use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request as SaRequest};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
-    Answered, Config, Device, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request,
-    RequestId,
+    Answered, Config, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request, RequestId,
 };
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{PortIndex, Rank, Transmit};
@@ -118,13 +117,10 @@ impl World {
             is_active: how & 1 != 0,
             has_umad: how & 2 != 0,
             lid: Lid::new(u16::from(how >> 2 & 1) + 8),
-            lmc: 0,
             sm_lid: Lid::new(u16::from(how >> 3 & 3)),
-            sm_sl: Sl::default(),
             gids: vec![gid(200), gid(how >> 5)],
             pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
-            rate: None,
-            device: Device::default(),
+            ..PortFacts::default()
         };
         let (port, name) = (PortIndex(u16::from(n % PORTS)), name(n % PORTS));
         self.core.handle_input(self.now, Input::Port { port, name, facts });

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use crc::{CRC_32_ISO_HDLC, Crc};
 use ibarr_common::Instant;
-use ibarr_common::ib::Sl;
 use ibarr_proto::paths::snapshot::{Encoder, Identity, KeptPort, Snapshot, Step};
-use ibarr_proto::paths::{Config, Device, Input, Paths, PortFacts};
+use ibarr_proto::paths::{Config, Input, Paths, PortFacts};
 use ibarr_proto::sa::PortIndex;
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
@@ -71,11 +70,9 @@ fn facts(identity: &Identity) -> PortFacts {
         lid: Some(identity.lid),
         lmc: identity.lmc,
         sm_lid: Some(identity.sm_lid),
-        sm_sl: Sl::default(),
         gids: vec![identity.gid],
         pkeys: identity.pkeys.clone(),
-        rate: None,
-        device: Device::default(),
+        ..PortFacts::default()
     }
 }
 

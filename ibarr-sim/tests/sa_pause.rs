@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, Sl};
+use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::local_service;
-use ibarr_proto::paths::{self, Device, Input, Outcome, Paths, PortFacts, PortName, RequestId};
+use ibarr_proto::paths::{self, Input, Outcome, Paths, PortFacts, PortName, RequestId};
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{PortIndex, Rank};
 use rand_chacha::ChaCha12Rng;
@@ -212,13 +212,10 @@ fn facts() -> PortFacts {
         is_active: true,
         has_umad: true,
         lid: Lid::new(8),
-        lmc: 0,
         sm_lid: Lid::new(1),
-        sm_sl: Sl::default(),
         gids: vec![gid(0xffff)],
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
-        rate: None,
-        device: Device::default(),
+        ..PortFacts::default()
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::num::NonZeroU16;
 
-use ibarr_common::ib::{Lid, Sl};
+use ibarr_common::ib::Lid;
 use proptest::prelude::*;
 
 use super::*;
 use crate::ip2gid::Family;
 use crate::local_view::rules::{Datagrams, Diverted, Traffic};
-use crate::paths::{self, PortFacts};
+use crate::paths::PortFacts;
 use crate::responder::Hook;
 use crate::sa::Shut;
 
@@ -72,14 +72,10 @@ fn port_lacks_its_link_then_a_subnet_manager_then_its_umad_device() {
         Missing::of(&PortFacts {
             is_active,
             has_umad,
-            lid: None,
-            lmc: 0,
             sm_lid: Lid::new(sm_lid),
-            sm_sl: Sl::default(),
             gids: Vec::new(),
             pkeys: Vec::new(),
-            rate: None,
-            device: paths::Device::default(),
+            ..PortFacts::default()
         })
     };
     assert_eq!(missing(true, true, 1), None);
@@ -303,7 +299,7 @@ fn each_fault_is_told_when_it_begins_and_ends() {
 }
 
 #[test]
-fn daemon_is_judged_when_ready_or_late_or_asked_and_never_after_its_end() {
+fn daemon_is_judged_when_ready_late_or_asked_not_after_its_end() {
     let mut health = Health::default();
     health.assess(at(1), [Input::Ready, Input::Asked]);
     assert_eq!((health.report().count(), health.poll_timeout()), (0, None));

@@ -8,7 +8,7 @@ mod moved;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ibarr_common::ib::{Gid, Lid, PKey, PortNum, QosClass, ServiceId, Sl};
+use ibarr_common::ib::{Gid, Lid, PKey, PortNum, QosClass, ServiceId};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::sa as wire;
 use ibarr_common::wire::sa::{Answer, Refusal};
@@ -39,13 +39,10 @@ pub(super) fn facts() -> PortFacts {
         is_active: true,
         has_umad: true,
         lid: Lid::new(8),
-        lmc: 0,
         sm_lid: Lid::new(1),
-        sm_sl: Sl::default(),
         gids: vec![gid(0xffff)],
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
-        rate: None,
-        device: Device::default(),
+        ..PortFacts::default()
     }
 }
 

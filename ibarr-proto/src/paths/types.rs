@@ -141,8 +141,8 @@ impl FromStr for PortName {
 #[error("not a port: write it like mlx5_0/1; ibarr ports lists them")]
 pub struct ParsePortNameError;
 
-/// The state of an InfiniBand port.
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// The state of an InfiniBand port. By default it is down, and nothing is known of it.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct PortFacts {
     /// Whether the port is up and configured by the subnet manager.

@@ -7,7 +7,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, Lid, PKey, PortNum, Sl};
+use ibarr_common::ib::{Gid, Lid, PKey, PortNum};
 use ibarr_common::wire::mad::Mad;
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuestion, Question, Request};
@@ -15,7 +15,7 @@ use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::local_service;
 use ibarr_proto::paths;
 use ibarr_proto::paths::{
-    Device, Input, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
+    Input, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
 };
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{Counter, PortIndex, Rank, Transmit};
@@ -372,13 +372,10 @@ fn facts(node: usize, lid: u16, sm_lid: u16) -> PortFacts {
         is_active: true,
         has_umad: true,
         lid: Lid::new(lid),
-        lmc: 0,
         sm_lid: Lid::new(sm_lid),
-        sm_sl: Sl::default(),
         gids: vec![gid(node)],
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
-        rate: None,
-        device: Device::default(),
+        ..PortFacts::default()
     }
 }
 

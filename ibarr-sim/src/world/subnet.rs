@@ -4,11 +4,11 @@
 //! questions about paths. Each answer has a number, in bytes of the record that no reader uses.
 
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, Sl};
+use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::sa::{Answer, PathQuery, PathQuestion, Question, Refusal, Request};
 use ibarr_common::wire::umad::PKeyIndex;
-use ibarr_proto::paths::{Device, PortFacts, PortName};
+use ibarr_proto::paths::{PortFacts, PortName};
 use ibarr_proto::sa::{PortIndex, Transmit};
 
 use super::faults::Fault;
@@ -116,13 +116,10 @@ impl World {
             is_active,
             has_umad: true,
             lid: Lid::new(machine.given.lid),
-            lmc: 0,
             sm_lid: Lid::new(self.subnets[usize::from(machine.subnet - 1)].sm_lid),
-            sm_sl: Sl::default(),
             gids: machine.gid().into_iter().collect(),
             pkeys,
-            rate: None,
-            device: Device::default(),
+            ..PortFacts::default()
         })
     }
 

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant as Stopwatch};
 
 use anyhow::{Context, Result, ensure};
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, Lid, PKey, PortNum, Sl};
+use ibarr_common::ib::{Gid, Lid, PKey, PortNum};
 use ibarr_common::wire::umad::PKeyIndex;
-use ibarr_proto::paths::{Config, Device, Input, Paths, PortFacts, PortName};
+use ibarr_proto::paths::{Config, Input, Paths, PortFacts, PortName};
 use ibarr_proto::sa::PortIndex;
 use ibarr_user::preload::{Wanted, hosts, routes};
 use rand_chacha::ChaCha12Rng;
@@ -173,13 +173,10 @@ fn facts() -> PortFacts {
         is_active: true,
         has_umad: true,
         lid: Lid::new(1),
-        lmc: 0,
         sm_lid: Lid::new(2),
-        sm_sl: Sl::default(),
         gids: vec![gid(1)],
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
-        rate: None,
-        device: Device::default(),
+        ..PortFacts::default()
     }
 }
 

@@ -35,13 +35,11 @@ fn facts(number: u8) -> PortFacts {
         is_active: true,
         has_umad: true,
         lid: Lid::new(number.into()),
-        lmc: 0,
         sm_lid: Lid::new(1),
-        sm_sl: Sl::default(),
         gids: vec![gid(&format!("fe80::{number}"))],
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT), (PKeyIndex(1), pkey(0x0001))],
-        rate: None,
         device: DEVICE,
+        ..PortFacts::default()
     }
 }
 

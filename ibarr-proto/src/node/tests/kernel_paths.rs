@@ -2,14 +2,14 @@
 
 //! The kernel's path requests, the resulting questions to the SA, and the answers.
 
-use ibarr_common::ib::{DeviceName, Lid, PKey, PathRecord, PortNum, QosClass, ServiceId, Sl};
+use ibarr_common::ib::{DeviceName, Lid, PKey, PathRecord, PortNum, QosClass, ServiceId};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::ls::{PathUse, ResolvePath};
 use ibarr_common::wire::sa::{self as wire, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
 use super::*;
-use crate::paths::{Device, PortFacts, PortName, Sought};
+use crate::paths::{PortFacts, PortName, Sought};
 use crate::sa::PortIndex;
 
 const PORT: PortIndex = PortIndex(3);
@@ -41,13 +41,10 @@ fn facts() -> PortFacts {
         is_active: true,
         has_umad: true,
         lid: Lid::new(8),
-        lmc: 0,
         sm_lid: Lid::new(1),
-        sm_sl: Sl::default(),
         gids: vec![gid("fec0:0:1:1::10:9")],
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
-        rate: None,
-        device: Device::default(),
+        ..PortFacts::default()
     }
 }
 

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, ServiceId, Sl};
+use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, ServiceId};
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Request as SaRequest};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
-    self as core, Answered, Config, Device, Input, Outcome, PortFacts, PortName, Request,
-    RequestId, Source,
+    self as core, Answered, Config, Input, Outcome, PortFacts, PortName, Request, RequestId, Source,
 };
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::sa::{self, PortIndex};
@@ -50,13 +49,10 @@ impl Memory for Paths {
             is_active: true,
             has_umad: true,
             lid: lid(8),
-            lmc: 0,
             sm_lid: lid(1),
-            sm_sl: Sl::default(),
             gids: vec![this.sgid],
             pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
-            rate: None,
-            device: Device::default(),
+            ..PortFacts::default()
         };
         this.core.handle_input(START, Input::Port { port: PORT, name: port, facts });
         for &number in questions {
