@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use aya::maps::lpm_trie::Key;
-use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray};
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray};
 use ibarr_common::IfIndex;
 use ibarr_common::map::{
     self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Neighbour, NeighbourKey,
@@ -113,23 +113,22 @@ impl Maps {
     }
 
     pub(super) fn keys(&self) -> Result<Held, Error> {
-        let addresses = self.gid_cache.keys().map(|key| key.map(|key| key.0));
-        let allow = self
-            .allow
-            .keys()
-            .map(|key| key.map(|key| AllowKey { bits: key.prefix_len(), prefix: key.data().0 }));
+        let addresses = self.gid_cache.keys().map(|key| Ok(key?.0));
+        let allow = self.allow.keys().map(|key| {
+            let key = key?;
+            Ok(AllowKey { bits: key.prefix_len(), prefix: key.data().0 })
+        });
         let routes = self.routes.iter().map(|element| {
             let (key, route) = element?;
             Ok((RouteKey { bits: key.prefix_len(), prefix: key.data().0 }, route.0))
         });
-        let neighbours = self.neighbours.keys().map(|key| key.map(|key| key.0));
-        let named = |name| move |source| Error { name, source };
+        let neighbours = self.neighbours.keys().map(|key| Ok(key?.0));
         Ok(Held {
-            addresses: addresses.collect::<Result<_, _>>().map_err(named(map::GID_CACHE))?,
+            addresses: all(map::GID_CACHE, addresses)?,
             interfaces: self.interfaces.all()?.into_iter().map(|(ifindex, _)| ifindex).collect(),
-            allow: allow.collect::<Result<_, _>>().map_err(named(map::ALLOW))?,
-            routes: routes.collect::<Result<_, _>>().map_err(named(map::ROUTES))?,
-            neighbours: neighbours.collect::<Result<_, _>>().map_err(named(map::NEIGHBOURS))?,
+            allow: all(map::ALLOW, allow)?,
+            routes: all(map::ROUTES, routes)?,
+            neighbours: all(map::NEIGHBOURS, neighbours)?,
             cfg: self.cfg()?,
         })
     }
@@ -140,28 +139,20 @@ impl Maps {
     }
 
     pub(super) fn contents(&self, is_here: bool) -> Result<Contents, Error> {
+        let entries = self.gid_cache.iter().map(|element| Ok(element?.1.0));
+        let routes = self.routes.iter().map(|element| {
+            let (key, route) = element?;
+            Ok((key.prefix_len(), key.data().0, route.0))
+        });
+        let neighbours = self.neighbours.iter().map(|element| {
+            let (key, neighbour) = element?;
+            Ok((key.0, neighbour.0))
+        });
         let mut contents = Contents {
-            entries: self
-                .gid_cache
-                .iter()
-                .map(|element| element.map(|(_, entry)| entry.0))
-                .collect::<Result<_, _>>()
-                .map_err(|source| Error { name: map::GID_CACHE, source })?,
+            entries: all(map::GID_CACHE, entries)?,
             interfaces: self.interfaces.all()?,
-            routes: self
-                .routes
-                .iter()
-                .map(|element| {
-                    element.map(|(key, route)| (key.prefix_len(), key.data().0, route.0))
-                })
-                .collect::<Result<_, _>>()
-                .map_err(|source| Error { name: map::ROUTES, source })?,
-            neighbours: self
-                .neighbours
-                .iter()
-                .map(|element| element.map(|(key, neighbour)| (key.0, neighbour.0)))
-                .collect::<Result<_, _>>()
-                .map_err(|source| Error { name: map::NEIGHBOURS, source })?,
+            routes: all(map::ROUTES, routes)?,
+            neighbours: all(map::NEIGHBOURS, neighbours)?,
             cfg: self.cfg()?,
             is_here,
         };
@@ -176,13 +167,18 @@ impl Maps {
     pub(super) fn counts(&self) -> Result<Vec<(Program, Reason, u64)>, Error> {
         let mut counts = Vec::new();
         for program in Program::ALL {
-            let per_cpu = self
-                .counters
-                .get(&program.index(), 0)
-                .map_err(|source| Error { name: map::COUNTERS, source })?;
+            let per_cpu = self.counters.get(&program.index(), 0);
+            let per_cpu = per_cpu.map_err(|source| Error { name: map::COUNTERS, source })?;
             let sum = Counters::sum(per_cpu.iter().map(|counters| &counters.0));
             counts.extend(Reason::ALL.map(|reason| (program, reason, sum.of(reason))));
         }
         Ok(counts)
     }
+}
+
+fn all<T>(
+    name: &'static str,
+    elements: impl Iterator<Item = Result<T, MapError>>,
+) -> Result<Vec<T>, Error> {
+    elements.collect::<Result<_, _>>().map_err(|source| Error { name, source })
 }
