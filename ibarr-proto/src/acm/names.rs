@@ -71,7 +71,7 @@ impl Acm {
             let is_first = if !self.lookups.contains_key(&id) {
                 false
             } else if let Some(addresses) = self.names.lookup(now, &name) {
-                self.is_called(id, &name, Some(addresses));
+                self.set_addresses(id, &name, Some(addresses));
                 false
             } else {
                 self.names.join(&name, id, user)
@@ -89,12 +89,12 @@ impl Acm {
     pub(super) fn named(&mut self, now: Instant, name: Name, addresses: &[IpAddr]) {
         let addresses = Addresses::new(addresses);
         for id in self.names.land(now, &name, addresses) {
-            self.is_called(id, &name, addresses);
+            self.set_addresses(id, &name, addresses);
         }
         self.start_look_ups(now);
     }
 
-    fn is_called(&mut self, id: LookupId, name: &Name, addresses: Option<Addresses>) {
+    fn set_addresses(&mut self, id: LookupId, name: &Name, addresses: Option<Addresses>) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         let Known::Said { source, target } = &mut lookup.known else { return };
         let is_it = |end: &End| matches!(end, End::Name(other) if folded(other) == folded(name));

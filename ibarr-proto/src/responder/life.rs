@@ -162,7 +162,7 @@ impl Life {
     }
 
     /// Returns the directory of the pins, if it is news that they are private.
-    pub(super) fn is_loaded(&mut self, pins: Option<String>, has_maps: bool) -> Option<String> {
+    pub(super) fn loaded(&mut self, pins: Option<String>, has_maps: bool) -> Option<String> {
         self.generation += 1;
         self.failure = None;
         self.has_loaded = true;
@@ -175,7 +175,7 @@ impl Life {
     }
 
     /// Returns whether this failure is another than the last.
-    pub(super) fn is_not_loaded(&mut self, now: Instant, why: NotLoaded) -> bool {
+    pub(super) fn not_loaded(&mut self, now: Instant, why: NotLoaded) -> bool {
         self.generation += 1;
         let retry_at = match why.kind {
             Kind::Taken => Some(now + RETRY),

@@ -168,8 +168,8 @@ impl Responder {
             Input::Opened if self.settings.want_kernel() => self.maps = Maps::Unequal,
             // The settings have changed meanwhile.
             Input::Opened => self.closes = true,
-            Input::MapDone(Ok(())) => self.is_written(now),
-            Input::MapDone(Err(fault)) => self.is_not_written(now, view, fault),
+            Input::MapDone(Ok(())) => self.written(now),
+            Input::MapDone(Err(fault)) => self.not_written(now, view, fault),
             Input::Keys(Ok(held)) => {
                 self.maps = Maps::Filling;
                 self.fill(view, &held);
@@ -184,18 +184,18 @@ impl Responder {
         self.life.is_busy = false;
         match done {
             Done::Opened(Ok(private_pins)) => {
-                let news = self.life.is_loaded(private_pins, self.maps != Maps::Closed);
+                let news = self.life.loaded(private_pins, self.maps != Maps::Closed);
                 self.events.extend(news.map(Event::PrivatePins));
             }
-            Done::Opened(Err(why)) => self.is_not_loaded(now, why),
+            Done::Opened(Err(why)) => self.not_loaded(now, why),
             Done::Closed => self.life.generation += 1,
             Done::Arranged(done) => {
                 self.life.reporting.may_be_attached &= self.life.reporting.is_ordered;
-                self.is_arranged(now, done);
+                self.arranged(now, done);
             }
             Done::Lost(why) => {
                 self.counters.count(Counter::Lost);
-                self.is_not_loaded(now, why);
+                self.not_loaded(now, why);
             }
             Done::Reporting(done) => {
                 if let Err(fault) = done {
@@ -208,10 +208,10 @@ impl Responder {
         }
     }
 
-    fn is_not_loaded(&mut self, now: Instant, why: NotLoaded) {
+    fn not_loaded(&mut self, now: Instant, why: NotLoaded) {
         self.close();
         let fault = why.fault.clone();
-        if self.life.is_not_loaded(now, why) {
+        if self.life.not_loaded(now, why) {
             self.counters.count(Counter::NotLoaded);
             self.events.push_back(Event::Silent(fault));
         }
@@ -326,7 +326,7 @@ impl Responder {
         self.gives_up || self.need > Need::Nothing && is_leased
     }
 
-    fn is_arranged(&mut self, now: Instant, done: Arranged) {
+    fn arranged(&mut self, now: Instant, done: Arranged) {
         for (ifindex, wish, outcome) in done.interfaces {
             match self.interfaces.get_mut(&ifindex) {
                 Some(slot) if slot.wish == wish => {
@@ -476,7 +476,7 @@ impl Responder {
         })
     }
 
-    fn is_written(&mut self, now: Instant) {
+    fn written(&mut self, now: Instant) {
         match self.writing {
             Writing::Element | Writing::Revocation => {}
             Writing::Cfg(cfg) => self.cfg = cfg,
@@ -490,7 +490,7 @@ impl Responder {
         }
     }
 
-    fn is_not_written(&mut self, now: Instant, view: &LocalView, fault: Fault) {
+    fn not_written(&mut self, now: Instant, view: &LocalView, fault: Fault) {
         if self.writing == Writing::Revocation {
             // The programs cannot be told to stop, so they must be detached.
             self.events.push_back(Event::Detaches(fault));

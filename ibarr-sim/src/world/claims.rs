@@ -224,14 +224,14 @@ impl World {
         let counters = daemon.core.node().local_service().counters();
         let repeated = counters.get(local_service::Counter::AnswersRepeated);
         let spared = counters.get(local_service::Counter::PathsSpared);
-        let (dealt, claim) = daemon.kernel.is_answered(kind, seq, repeated);
+        let (dealt, claim) = daemon.kernel.answered(kind, seq, repeated);
         if let Some(claim) = claim {
             self.claims.breaks(self.now, [Some(id), None], claim);
         }
         // A daemon that did not run, or could not send, may give an answer that was true before.
         let is_calm = self.machines[id].troubles.end() <= before(self.now, secs(1));
         if kind == RESOLVE
-            && let Some(claim) = daemon.paths.is_answered(self.now, seq, bytes, spared)
+            && let Some(claim) = daemon.paths.answered(self.now, seq, bytes, spared)
             && is_calm
         {
             self.claims.breaks(self.now, [Some(id), None], claim);

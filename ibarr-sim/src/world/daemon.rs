@@ -98,7 +98,7 @@ impl World {
 
     pub(super) fn turn(&mut self, id: Id, at: Instant) {
         let Some(mut daemon) = self.machines[id].daemon.take() else { return };
-        let is_due = daemon.schedule.is_due(at);
+        let is_due = daemon.schedule.take_due(at);
         if is_due {
             self.take_turn(id, &mut daemon);
         }
@@ -201,7 +201,7 @@ impl World {
             Inbox::Query(packet) => return self.answer(id, daemon, packet),
             Inbox::Port(facts) => {
                 // A port without an SA may go, too.
-                if daemon.paths.is_told(now, facts.as_ref()) || facts.is_none() {
+                if daemon.paths.port_changed(now, facts.as_ref()) || facts.is_none() {
                     daemon.monitor.forgets_sa(facts.is_some());
                 }
                 let port = PORT;
@@ -229,7 +229,7 @@ impl World {
         let input = client::Input::Refused { socket, to: query.to, quoted: query.payload.as_ref() };
         daemon.core.handle_input(self.now, Input::Client(input));
         if daemon.counted(client::Counter::Refusals) > before {
-            self.claims.words.is_refused(self.now, id, query.to.ip());
+            self.claims.words.refused(self.now, id, query.to.ip());
         }
     }
 
@@ -373,7 +373,7 @@ impl World {
         };
         let from = (self.machines[id].source(transmit.to.ip()), port).into();
         self.claims.counts.queries += 1;
-        self.claims.words.is_asked(self.now, id, &transmit.payload);
+        self.claims.words.queried(self.now, id, &transmit.payload);
         self.send(id, Packet { from, to: transmit.to, payload: transmit.payload });
     }
 
@@ -624,13 +624,13 @@ impl Io<Cue> for Turn<'_> {
             Some(Message::Datagram(ToDaemon { at, bytes, from_kernel })) => {
                 self.daemon.kernel.reads(now, bytes, *from_kernel);
                 if *from_kernel {
-                    self.daemon.paths.is_wanted(now, *at, bytes);
+                    self.daemon.paths.requested(now, *at, bytes);
                 }
                 let sender = if *from_kernel { Sender::Kernel } else { Sender::Other };
                 local_service::Input::Datagram { sender, bytes, cut: false }
             }
             Some(Message::Overrun) => {
-                self.daemon.kernel.is_overrun(now);
+                self.daemon.kernel.overrun(now);
                 local_service::Input::Overrun
             }
             None => {
@@ -702,7 +702,7 @@ impl Daemon {
         self.hears(now, from, answer, unasked);
         if let SaQuestion::Path(question) = &request.question {
             let is_taken = taken(self) > before;
-            self.paths.is_heard(now, question, answer, is_taken);
+            self.paths.received(now, question, answer, is_taken);
         }
     }
 }

@@ -44,7 +44,7 @@ impl KernelClaims {
     }
 
     /// Overruns in a row count once: the repetitions of the first nudge cover them.
-    pub(super) fn is_overrun(&mut self, now: Instant) {
+    pub(super) fn overrun(&mut self, now: Instant) {
         if self.counts_overruns_from <= now {
             self.counts_overruns_from = now + OVERRUN_PAUSE;
             self.reasons += 1;
@@ -68,7 +68,7 @@ impl KernelClaims {
 
     /// The daemon answers, and has answered `repeated` times from memory. Returns the history of
     /// the request, or what is wrong with the answer.
-    pub(super) fn is_answered(
+    pub(super) fn answered(
         &mut self,
         kind: u16,
         seq: Seq,

@@ -64,7 +64,7 @@ impl PathClaims {
     }
 
     /// The daemon learns the state of its port. Returns whether it forgets what it has asked the SA.
-    pub(super) fn is_told(&mut self, now: Instant, facts: Option<&PortFacts>) -> bool {
+    pub(super) fn port_changed(&mut self, now: Instant, facts: Option<&PortFacts>) -> bool {
         self.started.get_or_insert(now);
         let sa = |facts: Option<&PortFacts>| facts.and_then(PortFacts::sa);
         let mut forgets = sa(self.facts.as_ref()) != sa(facts);
@@ -94,7 +94,7 @@ impl PathClaims {
     }
 
     /// The daemon reads a request that the kernel sent at `sent_at`.
-    pub(super) fn is_wanted(&mut self, now: Instant, sent_at: Instant, bytes: &[u8]) {
+    pub(super) fn requested(&mut self, now: Instant, sent_at: Instant, bytes: &[u8]) {
         for message in messages(bytes).flatten() {
             let Ok(Request::ResolvePath(request)) = Request::parse(&message) else { continue };
             let reversible = request.path_use != PathUse::Unidirectional;
@@ -150,7 +150,7 @@ impl PathClaims {
     }
 
     /// The SA answers.
-    pub(super) fn is_said(&mut self, now: Instant, question: &PathQuestion, answer: &Answer) {
+    pub(super) fn sa_answers(&mut self, now: Instant, question: &PathQuestion, answer: &Answer) {
         match answer {
             Answer::Path(record) => {
                 self.said.insert(number(record), (now, *question));
@@ -163,7 +163,7 @@ impl PathClaims {
     }
 
     /// The daemon receives an answer of the SA, and accepts it or not.
-    pub(super) fn is_heard(
+    pub(super) fn received(
         &mut self,
         now: Instant,
         question: &PathQuestion,
@@ -203,7 +203,7 @@ impl PathClaims {
 
     /// The daemon answers a request of the kernel by this message; `spared` counts requests that
     /// got neither a path nor the fallback. Returns what is wrong with that.
-    pub(super) fn is_answered(
+    pub(super) fn answered(
         &mut self,
         now: Instant,
         seq: Seq,

@@ -46,7 +46,7 @@ impl World {
     pub(super) fn change_gid(&mut self, id: Id, gid: Gid, silently: bool) {
         let link = self.machines[id].network.change(|link| link.hwaddr = hwaddr(gid));
         let Some(link) = link else { return };
-        self.truth.is_called(self.now, id, gid, silently);
+        self.truth.gid_changed(self.now, id, gid, silently);
         self.note(id, &Entry::Network("has the GID", Ipv6Addr::from(gid.octets()).into()));
         self.port_changes(id);
         if !silently {

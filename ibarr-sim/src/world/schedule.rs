@@ -53,7 +53,7 @@ impl Schedule {
     }
 
     /// Whether the daemon has something to do at `at`, for which an event was scheduled.
-    pub(super) fn is_due(&mut self, at: Instant) -> bool {
+    pub(super) fn take_due(&mut self, at: Instant) -> bool {
         if self.wake.rings(at) {
             return true;
         }

@@ -157,7 +157,7 @@ impl World {
             self.administrator_says(id, &request.question)
         };
         if let Question::Path(question) = &request.question {
-            daemon.paths.is_said(self.now, question, &answer);
+            daemon.paths.sa_answers(self.now, question, &answer);
         }
         let late = if self.dice.permille(climate.straggles) { secs(3) } else { us(300) };
         let at = self.now.max(subnet.silent) + self.dice.within(us(50)..late);

@@ -37,7 +37,7 @@ struct Name {
 
 impl Truth {
     /// Gives the machine this GID, with or without an event of the kernel.
-    pub(super) fn is_called(&mut self, now: Instant, machine: Id, gid: Gid, silently: bool) {
+    pub(super) fn gid_changed(&mut self, now: Instant, machine: Id, gid: Gid, silently: bool) {
         if let Some(old) = self.gid.insert(machine, gid) {
             let name = Name { until: Some(now), ended_silently: silently };
             self.gids.insert((machine, old), name);

@@ -132,7 +132,7 @@ impl World {
         for id in 0..self.plan.nodes {
             let machine = &self.machines[id];
             if let Some(gid) = machine.gid() {
-                self.truth.is_called(START, id, gid, false);
+                self.truth.gid_changed(START, id, gid, false);
             }
             for address in machine.home {
                 self.truth.begins(START, address, id);

@@ -38,14 +38,14 @@ pub(super) struct Words {
 
 impl Words {
     /// Notes a query of a machine.
-    pub(super) fn is_asked(&mut self, now: Instant, id: Id, query: &Datagram) {
+    pub(super) fn queried(&mut self, now: Instant, id: Id, query: &Datagram) {
         if let Ok(query) = Query::parse(query.as_ref()) {
             self.asked.entry((id, query.msg_id())).or_insert((query.target(), now));
         }
     }
 
     /// Notes that a daemon has heard a refusal which quotes its query.
-    pub(super) fn is_refused(&mut self, now: Instant, id: Id, target: IpAddr) {
+    pub(super) fn refused(&mut self, now: Instant, id: Id, target: IpAddr) {
         self.refused.insert((id, target), now);
     }
 }

@@ -139,7 +139,7 @@ impl Listener {
             socket = Some(match end {
                 Ok(End::Unwanted) => return,
                 Ok(End::Enough) => {
-                    if !self.is_asked_again().await {
+                    if !self.next_order().await {
                         return;
                     }
                     open_at_last(|| open(self.subject, config)).await
@@ -155,7 +155,7 @@ impl Listener {
     }
 
     /// Waits until a dump is requested; `false` if none will be.
-    async fn is_asked_again(&mut self) -> bool {
+    async fn next_order(&mut self) -> bool {
         while self.orders.changed().await.is_ok() {
             if let Order::Dump = *self.orders.borrow() {
                 return true;
