@@ -496,7 +496,7 @@ impl Client {
 
     /// Starts another round, for requests that wait longer than one.
     fn renew(&mut self, id: FlightId) {
-        self.ground(id);
+        self.detach(id);
         // A random offset separates questions that started together.
         let round = self.config.round();
         let round_ends = self.now + round.saturating_sub(random(round / 10, &mut self.rng));
@@ -563,7 +563,7 @@ impl Client {
     }
 
     fn end(&mut self, id: FlightId) -> Option<Flight> {
-        self.ground(id);
+        self.detach(id);
         self.timers.set(id, None);
         let flight = self.flights.end(id)?;
         if flight.is_refresh {
@@ -572,7 +572,7 @@ impl Client {
         Some(flight)
     }
 
-    fn ground(&mut self, id: FlightId) {
+    fn detach(&mut self, id: FlightId) {
         self.unrouted.remove(&id);
         self.next_door.forget_flight(id);
         let Some(flight) = self.flights.flight(id) else { return };
