@@ -153,7 +153,7 @@ impl Client {
             Input::Resolve(request) => self.resolve(&request),
             Input::Cancel { id } => self.cancel(id),
             Input::Route { candidate, route } => self.route(candidate, route),
-            Input::Neighbour { question, gid } => self.met(question, gid),
+            Input::Neighbour { question, gid } => self.neighbour_answered(question, gid),
             Input::Datagram { socket, from, ingress, payload } => {
                 if let Err(counter) = self.datagram(socket, from, ingress, payload) {
                     self.counters.count(counter);
@@ -323,7 +323,7 @@ impl Client {
         }
         if under_way.is_some() {
             self.counters.count(Counter::Joined);
-            self.meet_if_silent(id);
+            self.ask_neighbour_if_silent(id);
         }
         if let Some(flight) = first.and_then(|id| self.flights.flight(id)) {
             // No request has waited: the schedule begins again, with the last send as its first.
@@ -434,7 +434,7 @@ impl Client {
         }
         self.counters.count(Counter::Refusals);
         self.slow_down(id);
-        if self.meet(id) {
+        if self.ask_neighbour(id) {
             if let Some(flight) = self.flights.flight(id) {
                 flight.is_refused = true;
             }
@@ -486,7 +486,7 @@ impl Client {
                 && flight.resend_at.is_some_and(|at| at <= now)
             {
                 flight.resend_at = None;
-                self.meet_if_silent(id);
+                self.ask_neighbour_if_silent(id);
                 self.take_next_way(id);
             }
         }
