@@ -56,21 +56,21 @@ pub(super) struct Inputs(SelectAll<BoxStream<'static, Input>>);
 
 impl Inputs {
     /// Adds `channel`, until its other end is dropped.
-    pub(super) fn hear<T: Send + 'static>(
+    pub(super) fn add<T: Send + 'static>(
         &mut self,
         mut channel: mpsc::Receiver<T>,
         input: fn(T) -> Input,
     ) {
         let items = stream::poll_fn(move |context| channel.poll_recv(context));
-        self.follow(items.map(input));
+        self.add_stream(items.map(input));
     }
 
     /// Adds the inputs of a stream, until it ends.
-    pub(super) fn follow(&mut self, inputs: impl Stream<Item = Input> + Send + 'static) {
+    pub(super) fn add_stream(&mut self, inputs: impl Stream<Item = Input> + Send + 'static) {
         self.0.push(inputs.boxed());
     }
 
-    pub(super) fn heed(&mut self, signals: Signals) {
+    pub(super) fn add_signals(&mut self, signals: Signals) {
         let commands = stream::unfold(signals, async |mut signals| {
             let command = signals.next().await;
             // Another thread may have received the signal before this one has polled its sockets,
@@ -98,7 +98,7 @@ mod tests {
 
     fn heard(inputs: &mut Inputs) -> mpsc::Sender<()> {
         let (sender, channel) = mpsc::channel(4);
-        inputs.hear(channel, |()| Input::Timeout);
+        inputs.add(channel, |()| Input::Timeout);
         sender
     }
 

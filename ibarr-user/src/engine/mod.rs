@@ -136,39 +136,39 @@ impl Engine {
         let counters = Arc::clone(&service.control.counters);
         let mut inputs = Inputs::default();
         let (watch, view) = rtnetlink::Watch::start(rtnetlink::Config::default(), &counters)?;
-        inputs.hear(view, Input::View);
+        inputs.add(view, Input::View);
         let (routes, answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
-        inputs.hear(answers, Input::Route);
+        inputs.add(answers, Input::Route);
         let (ports, events) = Ports::start(options.dirs.clone())?;
-        inputs.hear(events, Input::Port);
+        inputs.add(events, Input::Port);
         let (hearing, events) = Hearing::new(&options.dirs);
-        inputs.hear(events, Input::Event);
+        inputs.add(events, Input::Event);
         let (mad_sender, mads) = mpsc::channel(transport::MADS);
-        inputs.hear(mads, Input::Mad);
+        inputs.add(mads, Input::Mad);
         let (keeper, events) = Keeper::start(Arc::clone(&counters))?;
-        inputs.hear(events, Input::Snapshot);
+        inputs.add(events, Input::Snapshot);
         let (loaded_sender, loaded) = mpsc::channel(1);
-        inputs.hear(loaded, |loaded| Input::Loaded(Box::new(loaded)));
+        inputs.add(loaded, |loaded| Input::Loaded(Box::new(loaded)));
         let (nudger, outcomes) = Nudger::start()?;
-        inputs.hear(outcomes, Input::Nudged);
+        inputs.add(outcomes, Input::Nudged);
         let (responder, progress, packets) = Responder::start(options.bpf())?;
-        inputs.hear(progress, Input::Responder);
-        inputs.hear(packets, Input::Packets);
+        inputs.add(progress, Input::Responder);
+        inputs.add(packets, Input::Packets);
         let (batches, queries) = mpsc::channel(transport::BATCHES);
-        inputs.hear(queries, Input::Server);
+        inputs.add(queries, Input::Server);
         let (heard_sender, heard) = mpsc::channel(transport::DATAGRAMS);
-        inputs.hear(heard, Input::Heard);
+        inputs.add(heard, Input::Heard);
         let (acm_sender, clients) = mpsc::channel(transport::ACM_EVENTS);
-        inputs.hear(clients, Input::Acm);
+        inputs.add(clients, Input::Acm);
         let (ready_sender, mut ready) = mpsc::unbounded_channel();
         let ready = stream::poll_fn(move |context| ready.poll_recv(context));
-        inputs.follow(ready.map(|client| Input::Acm(transport_acm::Event::Ready(client))));
+        inputs.add_stream(ready.map(|client| Input::Acm(transport_acm::Event::Ready(client))));
         let (sources, answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
-        inputs.hear(answers, Input::Source);
+        inputs.add(answers, Input::Source);
         let (names, answers) = Names::new(setup.resolve);
-        inputs.hear(answers, Input::Named);
+        inputs.add(answers, Input::Named);
         let (preloaded, files) = mpsc::channel(1);
-        inputs.hear(files, |loaded| Input::Preloaded(Box::new(loaded)));
+        inputs.add(files, |loaded| Input::Preloaded(Box::new(loaded)));
         let preloads = Preloads::new(preloaded);
         let (acm, served) = Acm::start(
             acm,
@@ -179,7 +179,7 @@ impl Engine {
             preloads,
             service.systemd.clone(),
         )?;
-        inputs.hear(served, Input::AcmServed);
+        inputs.add(served, Input::AcmServed);
         let udp_port = config.client.settings().udp_port;
         let now = clock::now();
         let snapshots =
@@ -218,8 +218,8 @@ impl Engine {
     /// Runs until a signal ends it. It is ready when the node's addresses are known, and each
     /// server socket, the BPF responder and the sockets of ACM work or have reported why not.
     pub(crate) async fn run(mut self, asks: mpsc::Receiver<Ask>, signals: Signals) {
-        self.inputs.hear(asks, Input::Ask);
-        self.inputs.heed(signals);
+        self.inputs.add(asks, Input::Ask);
+        self.inputs.add_signals(signals);
         let mut was_ready = false;
         turn::drain(&mut self, clock::now());
         while !self.has_ended() {
