@@ -457,8 +457,8 @@ impl Io<Input> for Engine {
         service.levels.handle_timeout(now);
         self.end_reload(now);
         self.assess(now);
-        if self.service.systemd.beats(now) {
-            self.service.systemd.alive(summary::of(&self.status(now)));
+        if self.service.systemd.take_watchdog_due(now) {
+            self.service.systemd.feed_watchdog(summary::of(&self.status(now)));
         }
     }
 }

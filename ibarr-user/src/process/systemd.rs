@@ -85,14 +85,14 @@ impl Systemd {
         self.is_there
     }
 
-    /// When the watchdog is to be fed, by [`alive`](Self::alive).
+    /// When the watchdog is to be fed, by [`feed_watchdog`](Self::feed_watchdog).
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.watchdog.poll_timeout()
     }
 
     /// Whether this turn is to feed the watchdog.
-    pub(crate) fn beats(&mut self, now: Instant) -> bool {
-        self.watchdog.beats(now)
+    pub(crate) fn take_watchdog_due(&mut self, now: Instant) -> bool {
+        self.watchdog.take_due(now)
     }
 
     /// The daemon is ready, or a reload has ended, and what its state is in words.
@@ -102,7 +102,7 @@ impl Systemd {
     }
 
     /// Feeds the watchdog, and shows the state of the engine in words.
-    pub(crate) fn alive(&self, status: String) {
+    pub(crate) fn feed_watchdog(&self, status: String) {
         let watchdog = vec![NotifyState::Watchdog];
         self.send(Message { states: watchdog, status: Some(status), descriptor: None });
     }

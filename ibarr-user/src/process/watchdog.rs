@@ -31,7 +31,7 @@ impl Watchdog {
     }
 
     /// Whether this turn is to feed the watchdog. It is if a beat is due.
-    pub(super) fn beats(&mut self, now: Instant) -> bool {
+    pub(super) fn take_due(&mut self, now: Instant) -> bool {
         let Some(interval) = self.interval.filter(|_| self.due <= now) else { return false };
         self.due = now + interval;
         true
@@ -47,15 +47,15 @@ mod tests {
     #[test]
     fn watchdog_is_fed_three_times_in_its_time() {
         let mut watchdog = Watchdog::new(START, Some(Duration::from_secs(30)));
-        let mut beats = Vec::new();
+        let mut fed = Vec::new();
         let mut now = START;
-        while let Some(due) = watchdog.poll_timeout().filter(|_| beats.len() < 4) {
+        while let Some(due) = watchdog.poll_timeout().filter(|_| fed.len() < 4) {
             now = now.max(due);
-            assert!(watchdog.beats(now), "a beat that is due");
-            assert!(!watchdog.beats(now), "one beat, however many turns");
-            beats.push(now.since(START).as_secs());
+            assert!(watchdog.take_due(now), "a beat that is due");
+            assert!(!watchdog.take_due(now), "one beat, however many turns");
+            fed.push(now.since(START).as_secs());
         }
-        assert_eq!(beats, [0, 10, 20, 30]);
+        assert_eq!(fed, [0, 10, 20, 30]);
     }
 
     #[test]
@@ -63,7 +63,7 @@ mod tests {
         for time in [None, Some(Duration::ZERO)] {
             let mut watchdog = Watchdog::new(START, time);
             assert_eq!(watchdog.poll_timeout(), None);
-            assert!(!watchdog.beats(START + Duration::from_hours(1)));
+            assert!(!watchdog.take_due(START + Duration::from_hours(1)));
         }
     }
 }
