@@ -323,7 +323,7 @@ impl Client {
         }
         if under_way.is_some() {
             self.counters.count(Counter::Joined);
-            self.ask_neighbour_if_silent(id);
+            self.request_neighbour_if_silent(id);
         }
         if let Some(flight) = first.and_then(|id| self.flights.flight(id)) {
             // No request has waited: the schedule begins again, with the last send as its first.
@@ -434,7 +434,7 @@ impl Client {
         }
         self.counters.count(Counter::Refusals);
         self.slow_down(id);
-        if self.ask_neighbour(id) {
+        if self.request_neighbour(id) {
             if let Some(flight) = self.flights.flight(id) {
                 flight.is_refused = true;
             }
@@ -486,7 +486,7 @@ impl Client {
                 && flight.resend_at.is_some_and(|at| at <= now)
             {
                 flight.resend_at = None;
-                self.ask_neighbour_if_silent(id);
+                self.request_neighbour_if_silent(id);
                 self.take_next_way(id);
             }
         }

@@ -21,7 +21,7 @@ use crate::hash::Seeded;
 /// The flights that wait for the driver's look-up, and the GIDs that look-ups have found.
 #[derive(Debug)]
 pub(super) struct NextDoor {
-    unasked: BTreeSet<FlightId>,
+    requested: BTreeSet<FlightId>,
     known: HashMap<Question, Cached, Seeded>,
     by_expiry: BTreeSet<(Instant, Question)>,
 }
@@ -29,11 +29,11 @@ pub(super) struct NextDoor {
 impl NextDoor {
     pub(super) fn new(hasher: Seeded) -> Self {
         let known = HashMap::with_hasher(hasher);
-        Self { unasked: BTreeSet::new(), known, by_expiry: BTreeSet::new() }
+        Self { requested: BTreeSet::new(), known, by_expiry: BTreeSet::new() }
     }
 
     pub(super) fn forget_flight(&mut self, id: FlightId) {
-        self.unasked.remove(&id);
+        self.requested.remove(&id);
     }
 
     /// Drops all that is known. Returns how many entries that was.
@@ -64,7 +64,7 @@ impl NextDoor {
 
 impl Client {
     pub(super) fn poll_neighbour(&mut self) -> Option<Output> {
-        let id = self.next_door.unasked.pop_first()?;
+        let id = self.next_door.requested.pop_first()?;
         let flight = self.flights.flight(id)?;
         Some(Output::Neighbour(flight.question, flight.joined?))
     }
@@ -76,20 +76,20 @@ impl Client {
     }
 
     /// Has the driver look up the target of `id`, if that is next door. Returns whether it is.
-    pub(super) fn ask_neighbour(&mut self, id: FlightId) -> bool {
+    pub(super) fn request_neighbour(&mut self, id: FlightId) -> bool {
         let Some(flight) = self.flights.flight(id) else { return false };
         let target = flight.question.target();
         let is_next_door = flight.joined.is_some_and(|route| route.next_hop == target);
         if is_next_door {
-            self.next_door.unasked.insert(id);
+            self.next_door.requested.insert(id);
         }
         is_next_door
     }
 
     /// Does so if the target has been silent for long enough.
-    pub(super) fn ask_neighbour_if_silent(&mut self, id: FlightId) {
+    pub(super) fn request_neighbour_if_silent(&mut self, id: FlightId) {
         if self.flights.flight(id).is_some_and(|flight| flight.is_slow || flight.sent >= SENDS) {
-            self.ask_neighbour(id);
+            self.request_neighbour(id);
         }
     }
 
