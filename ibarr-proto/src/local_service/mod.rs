@@ -173,7 +173,7 @@ impl LocalService {
         self.advance(now);
         // The request may have ended meanwhile.
         let Some(seq) = self.requests.end_flight(flight) else { return };
-        let rest_as = match outcome {
+        let postponed_as = match outcome {
             Outcome::Found { gid, source } => {
                 self.counters.count(match source {
                     Source::Local => Counter::AnsweredLocal,
@@ -192,7 +192,7 @@ impl LocalService {
             Outcome::Overloaded => Counter::Overloaded,
         };
         let until = self.now + self.retry_after(seq);
-        self.requests.rest(seq, rest_as, until);
+        self.requests.postpone(seq, postponed_as, until);
     }
 
     /// The search for a path has ended; whether the request is `left` to the kernel, which then asks
@@ -491,7 +491,7 @@ impl LocalService {
         }
         let Some(request) = self.requests.get_mut(seq).copied() else { return };
         let too_late = match request.state {
-            State::Resting { .. } if self.now < request.deadline => {
+            State::Postponed { .. } if self.now < request.deadline => {
                 let flight = self.requests.seek(seq);
                 let Held { question, asked_at, deadline, .. } = request;
                 return self.events.push_back(Event::Wanted {
@@ -501,7 +501,7 @@ impl LocalService {
                     deadline,
                 });
             }
-            State::Resting { why } => why,
+            State::Postponed { why } => why,
             State::Sought(_) => Counter::TimedOut,
             State::Answered(_) => Counter::AnswersLate,
         };
@@ -576,7 +576,7 @@ impl LocalService {
                 self.events.push_back(Event::Unwanted { flight, question });
             }
             State::Answered(Answered { queued: Some(ticket), .. }) => self.queue.remove(ticket),
-            State::Answered(_) | State::Resting { .. } => {}
+            State::Answered(_) | State::Postponed { .. } => {}
         }
     }
 }

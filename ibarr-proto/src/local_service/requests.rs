@@ -48,7 +48,7 @@ pub(super) enum State {
     Sought(KernelRequest),
     /// The search failed; it is tried again when due. After the deadline the request is counted
     /// under `why`.
-    Resting {
+    Postponed {
         why: Counter,
     },
     Answered(Answered),
@@ -129,7 +129,7 @@ impl Requests {
         question: Question,
         deadline: Instant,
     ) -> KernelRequest {
-        let state = State::Resting { why: Counter::TimedOut };
+        let state = State::Postponed { why: Counter::TimedOut };
         let request = Request { question, asked_at: now, mentioned_at: now, deadline, state };
         self.by_seq.insert(seq, request);
         self.waiting.insert((now, seq));
@@ -149,9 +149,9 @@ impl Requests {
     }
 
     /// The search has failed.
-    pub(super) fn rest(&mut self, seq: Seq, why: Counter, until: Instant) {
+    pub(super) fn postpone(&mut self, seq: Seq, why: Counter, until: Instant) {
         if let Some(request) = self.by_seq.get_mut(&seq) {
-            request.state = State::Resting { why };
+            request.state = State::Postponed { why };
             self.due.set(seq, Some(until.min(request.deadline)));
         }
     }

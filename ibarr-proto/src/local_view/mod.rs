@@ -452,7 +452,7 @@ impl LocalView {
         if self.routing.is_full() {
             self.counters.count(Counter::RoutesTooMany);
             self.routes_confirmed = RoutesConfirmed::Unknown;
-            self.reread_routes.rest(now);
+            self.reread_routes.pause(now);
         } else {
             self.counters.count(Counter::RouteDumpsDone);
             self.routes_confirmed = RoutesConfirmed::At(now);

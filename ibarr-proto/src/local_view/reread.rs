@@ -11,7 +11,7 @@ use ibarr_common::Instant;
 ///   hardware address of every IPoIB interface, without an event;
 /// * also after an event of a link, which the kernel may send before a change is complete;
 /// * but never sooner than [`GAP`](Self::GAP) after the last one was done, however many events there
-///   are, and after a [`REST`](Self::REST) if there was more than the limit;
+///   are, and after a [`REST`](Self::PAUSE) if there was more than the limit;
 /// * again after a failure, but after several failures in a row only after growing pauses: otherwise
 ///   a machine whose links keep changing would be dumped without end;
 /// * again, if none was done [`PATIENCE`](Self::PATIENCE) after it was requested or started.
@@ -44,7 +44,7 @@ impl Reread {
     pub(super) const LONG_INTERVAL: Duration = Duration::from_mins(1);
     pub(super) const GAP: Duration = Duration::from_millis(200);
     pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-    pub(super) const REST: Duration = Duration::from_mins(1);
+    pub(super) const PAUSE: Duration = Duration::from_mins(1);
 
     pub(super) const fn new(interval: Duration) -> Self {
         Self {
@@ -141,10 +141,10 @@ impl Reread {
     }
 
     /// The last dump exceeded the limit.
-    pub(super) fn rest(&mut self, now: Instant) {
+    pub(super) fn pause(&mut self, now: Instant) {
         self.waiting = Waiting::No;
         self.again = false;
-        self.earliest = now + Self::REST;
+        self.earliest = now + Self::PAUSE;
         self.due = self.earliest;
     }
 }

@@ -338,7 +338,7 @@ fn too_many_routes_are_all_dropped_and_requested_after_a_rest() {
             story.view.handle_timeout(now);
             asked.extend(story.view.poll_transmit());
         }
-        assert_eq!(now, NOW + Reread::REST);
+        assert_eq!(now, NOW + Reread::PAUSE);
     };
     story.routes(fit.into_iter().chain(["10.0.0.0/9 by 1"]));
     never(&mut story);
