@@ -249,7 +249,7 @@ impl Kernel {
                 .run(now, Wake::Neighbour(address), |ip| matches!(ip.state, State::Queued { .. })),
             Input::Datagram(mut rest) => {
                 while let Some(message) = Message::take(&mut rest) {
-                    let errno = match self.hear(now, &message) {
+                    let errno = match self.receive(now, &message) {
                         0 if self.confirms && message.kind >> 10 == CLIENT_LS => -message.len(),
                         errno => errno,
                     };
@@ -338,7 +338,7 @@ impl Kernel {
     }
 
     /// `rdma_nl_rcv_msg`; returns its error number.
-    fn hear(&mut self, now: Instant, message: &Message<'_>) -> i32 {
+    fn receive(&mut self, now: Instant, message: &Message<'_>) -> i32 {
         if let Some(errno) = self.refuses.filter(|_| message.kind >> 10 == CLIENT_LS) {
             return errno;
         }

@@ -124,7 +124,7 @@ impl LocalService {
                 self.refusal = None;
                 self.timeout = Some(self.config.timeout);
                 if is_member {
-                    self.hear();
+                    self.listen();
                 } else {
                     self.group = Group::Outside;
                 }
@@ -316,7 +316,7 @@ impl LocalService {
     }
 
     /// The kernel sends its requests to our socket from now on.
-    fn hear(&mut self) {
+    fn listen(&mut self) {
         self.group = Group::Inside;
         // Some waiting requests may have been sent to an earlier listener.
         self.want_nudge(Cause::Other);
@@ -388,7 +388,7 @@ impl LocalService {
             Some(_) => {
                 self.counters.count(Counter::Confirmations);
                 if self.group == Group::Outside && self.port_id.is_some() {
-                    self.hear();
+                    self.listen();
                     self.group = Group::Joining;
                 }
             }

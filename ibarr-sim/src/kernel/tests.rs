@@ -45,7 +45,7 @@ fn requests_equal_recorded_ones() {
 fn only_a_neighbour_change_makes_the_caller_see_an_answer() {
     let mut kernel = kernel();
     kernel.ask();
-    kernel.hear(WINDOW, ANSWER);
+    kernel.receive(WINDOW, ANSWER);
     assert_eq!(kernel.events(), []);
     kernel.neighbour(WINDOW * 2);
     let resolved = IpOutcome::Resolved { gid: GID, by: Wake::Neighbour(NEIGHBOUR) };
@@ -60,7 +60,7 @@ fn only_a_neighbour_change_makes_the_caller_see_an_answer() {
 fn without_a_neighbour_change_the_answer_waits_for_the_time_out() {
     let mut kernel = kernel();
     kernel.ask();
-    kernel.hear(WINDOW, ANSWER);
+    kernel.receive(WINDOW, ANSWER);
     assert_eq!(kernel.0.poll_timeout(), Some(START + TIMEOUT));
     kernel.pass(TIMEOUT);
     let resolved = IpOutcome::Resolved { gid: GID, by: Wake::TimeOut };
@@ -73,14 +73,14 @@ fn without_a_neighbour_change_the_answer_waits_for_the_time_out() {
 fn answers_and_neighbour_changes_before_queueing_are_lost() {
     let mut kernel = kernel();
     kernel.ask();
-    kernel.hear(Duration::ZERO, ANSWER);
+    kernel.receive(Duration::ZERO, ANSWER);
     assert_eq!(kernel.events(), [Event::AnswerLost(Seq(12))]);
     kernel.neighbour(WINDOW / 2);
     assert_eq!(kernel.sent().len(), 1);
     // The next neighbour repairs this: the request is sent and answered again.
     kernel.neighbour(WINDOW);
     assert_eq!(kernel.sent(), [unhex(REQUEST)]);
-    kernel.hear(WINDOW * 2, ANSWER);
+    kernel.receive(WINDOW * 2, ANSWER);
     kernel.neighbour(WINDOW * 2);
     assert!(matches!(kernel.events()[..], [Event::Ip(_, IpOutcome::Resolved { .. })]));
 }
@@ -92,7 +92,7 @@ fn answers_and_neighbour_changes_during_a_resend_are_lost() {
     let mut kernel = kernel();
     kernel.ask();
     kernel.neighbour(WINDOW);
-    kernel.hear(WINDOW, ANSWER);
+    kernel.receive(WINDOW, ANSWER);
     assert_eq!(kernel.events(), [Event::AnswerLost(Seq(12))]);
     kernel.neighbour(WINDOW);
     assert_eq!(kernel.sent(), [unhex(REQUEST), unhex(REQUEST)]);
@@ -110,7 +110,7 @@ fn each_neighbour_change_resends_every_pending_request_with_its_number() {
     }
     let first = kernel.sent();
     assert_eq!(first.iter().map(|bytes| bytes[8]).collect::<Vec<_>>(), [12, 13, 14]);
-    kernel.hear(WINDOW, &ANSWER.replace("0c000000", "0d000000"));
+    kernel.receive(WINDOW, &ANSWER.replace("0c000000", "0d000000"));
     kernel.neighbour(WINDOW);
     assert_eq!(kernel.sent(), [first[0].clone(), first[2].clone()]);
     kernel.neighbour(WINDOW * 2);
@@ -125,11 +125,11 @@ fn request_is_resent_at_its_time_out_and_the_answer_ignored() {
     kernel.ask();
     kernel.pass(TIMEOUT);
     assert_eq!(kernel.sent(), [unhex(REQUEST), unhex(REQUEST)]);
-    kernel.hear(TIMEOUT, ANSWER);
+    kernel.receive(TIMEOUT, ANSWER);
     assert_eq!(kernel.events(), [Event::AnswerLost(Seq(12))]);
     kernel.pass(TIMEOUT + WINDOW);
     assert_eq!(kernel.events(), [Event::Ip(Seq(12), IpOutcome::TimedOut)]);
-    kernel.hear(TIMEOUT + WINDOW, ANSWER);
+    kernel.receive(TIMEOUT + WINDOW, ANSWER);
     assert_eq!(kernel.events(), [Event::AnswerLost(Seq(12))]);
     assert_eq!(kernel.0.poll_timeout(), None);
 }
@@ -150,13 +150,13 @@ fn malformed_answer_to_an_address_request_is_ignored() {
         "20000000 02100000 0c000000 ad030000 14000400 fe80000000000000 0002c903",
         "24000000 02100000 0c000000 ad030000 14000400 fe80000000000000 0002c903",
     ] {
-        kernel.hear(WINDOW, odd);
+        kernel.receive(WINDOW, odd);
     }
     kernel.neighbour(WINDOW);
     assert_eq!(kernel.events(), []);
     assert_eq!(kernel.sent(), [unhex(REQUEST), unhex(REQUEST)]);
     // Of several GIDs the kernel takes the last, behind unknown attributes.
-    kernel.hear(
+    kernel.receive(
         WINDOW * 2,
         "40000000 02100000 0c000000 ad030000 08000b00 00000000
          14000400 00000000000000000000000000000000 14000400 fe800000000000000002c90300000014",
@@ -172,11 +172,11 @@ fn answer_with_the_request_flag_is_refused() {
     kernel.ask();
     kernel.ask_path(PathUse::All);
     kernel.sent();
-    kernel.hear(WINDOW, &ANSWER.replace("02100000", "02100100"));
+    kernel.receive(WINDOW, &ANSWER.replace("02100000", "02100100"));
     let refusal = "38000000 02000000 0c000000 ad030000 ffffffff
         24000000 02100100 0c000000 ad030000 14000400 fe80000000000000 0002c90300000014";
     assert_eq!(kernel.sent(), [unhex(refusal)]);
-    kernel.hear(WINDOW, "10000000 00100101 01000000 ad030000");
+    kernel.receive(WINDOW, "10000000 00100101 01000000 ad030000");
     let refusal = "24000000 02000000 01000000 ad030000 ffffffff
         10000000 00100101 01000000 ad030000";
     assert_eq!(kernel.sent(), [unhex(refusal)]);
@@ -190,7 +190,7 @@ fn old_kernel_follows_each_accepted_answer_by_a_positive_error() {
     kernel.0.handle_input(START, Input::Listener(true));
     kernel.ask();
     kernel.sent();
-    kernel.hear(WINDOW, ANSWER);
+    kernel.receive(WINDOW, ANSWER);
     let confirmation = "38000000 02000000 0c000000 ad030000 24000000
         24000000 02100000 0c000000 ad030000 14000400 fe80000000000000 0002c90300000014";
     assert_eq!(kernel.sent(), [unhex(confirmation)]);
@@ -202,7 +202,8 @@ fn old_kernel_follows_each_accepted_answer_by_a_positive_error() {
 #[test]
 fn unknown_operation_is_refused_and_netlink_control_messages_are_not() {
     let mut kernel = kernel();
-    kernel.hear(WINDOW, "10000000 03100000 01000000 ad030000 10000000 02000000 01000000 ad030000");
+    kernel
+        .receive(WINDOW, "10000000 03100000 01000000 ad030000 10000000 02000000 01000000 ad030000");
     let refusal = "24000000 02000000 01000000 ad030000 eaffffff
         10000000 03100000 01000000 ad030000";
     assert_eq!(kernel.sent(), [unhex(refusal)]);
@@ -235,7 +236,7 @@ fn callers_wait_in_vain_for_a_listener_that_is_refused() {
         let mut kernel = Rig(Kernel::new(Config { refuses: Some(errno), ..config() }));
         kernel.0.handle_input(START, Input::Listener(true));
         kernel.ask();
-        kernel.hear(WINDOW, ANSWER);
+        kernel.receive(WINDOW, ANSWER);
         let [_, said] = &kernel.sent()[..] else { panic!("no error message") };
         assert_eq!(said[16..20], unhex(verdict));
         kernel.pass(TIMEOUT);
@@ -286,7 +287,7 @@ fn operations_share_sequence_numbers_with_gaps() {
     kernel.0.count_ip();
     assert_eq!(kernel.ask(), Seq(14));
     // The answer to one is no answer to the other.
-    kernel.hear(WINDOW, "10000000 00100001 0c000000 ad030000");
+    kernel.receive(WINDOW, "10000000 00100001 0c000000 ad030000");
     kernel.neighbour(WINDOW);
     let asks_sa = PathOutcome::AsksSa(Reason::Told);
     assert_eq!(kernel.events(), [Event::Path(Seq(12), asks_sa)]);
@@ -368,9 +369,9 @@ fn kernel_asks_the_sa_after_the_time_out_set_by_the_daemon() {
     kernel.sent();
     // A message without the request flag is refused; a message that asks for an acknowledgement
     // gets one.
-    kernel.hear(Duration::ZERO, "18000000 01100000 00000000 ad030000 08000200 64000000");
+    kernel.receive(Duration::ZERO, "18000000 01100000 00000000 ad030000 08000200 64000000");
     assert_eq!(kernel.sent()[0][16..20], unhex("ffffffff"));
-    kernel.hear(Duration::ZERO, "18000000 01100500 00000000 ad030000 08000200 64000000");
+    kernel.receive(Duration::ZERO, "18000000 01100500 00000000 ad030000 08000200 64000000");
     assert_eq!(
         kernel.sent(),
         [unhex("24000000 02000001 00000000 ad030000 00000000 18000000 01100500 00000000 ad030000")]
@@ -416,7 +417,7 @@ impl Rig {
         self.0.resolve_path(START, path_request(path_use)).unwrap()
     }
 
-    fn hear(&mut self, at: Duration, hex: &str) {
+    fn receive(&mut self, at: Duration, hex: &str) {
         self.hear_bytes(at, &unhex(hex));
     }
 

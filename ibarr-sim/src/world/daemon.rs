@@ -168,7 +168,9 @@ impl World {
                 Input::Client(client::Input::Route { candidate, route })
             }
             Inbox::Refused(query) => return self.hear_refusal(id, daemon, query),
-            Inbox::Reply { socket, packet } => return self.hear(id, daemon, *socket, packet),
+            Inbox::Reply { socket, packet } => {
+                return self.receive_reply(id, daemon, *socket, packet);
+            }
             Inbox::Nudged(nudged) => Input::LocalService(local_service::Input::Nudged(*nudged)),
             Inbox::MapsOpened => {
                 daemon.has_maps = true;
@@ -233,7 +235,7 @@ impl World {
         }
     }
 
-    fn hear(&mut self, id: Id, daemon: &mut Daemon, socket: SocketId, packet: &Packet) {
+    fn receive_reply(&mut self, id: Id, daemon: &mut Daemon, socket: SocketId, packet: &Packet) {
         let before = daemon.counted(client::Counter::Replies);
         let Packet { from, payload, .. } = *packet;
         let input =

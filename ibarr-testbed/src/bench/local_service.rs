@@ -42,7 +42,7 @@ impl Server {
         let pid = daemon.context("the daemon was started")?.process.pid;
         let this = Self { pid, socket };
         // Skip its message about the kernel's time-out.
-        this.hear()?;
+        this.receive()?;
         Ok(this)
     }
 
@@ -75,7 +75,7 @@ impl Server {
         }
         let mut next = first + outstanding;
         while !waiting.is_empty() {
-            let datagram = self.hear()?;
+            let datagram = self.receive()?;
             let seq = datagram.seq()?;
             ensure!(
                 waiting.remove(&seq.0) && is_right(seq, datagram.as_ref()),
@@ -101,7 +101,7 @@ impl Server {
         Ok(())
     }
 
-    fn hear(&self) -> Result<Datagram> {
+    fn receive(&self) -> Result<Datagram> {
         let mut bytes = [0; ls::MAX_LEN];
         match recv(self.socket.as_raw_fd(), &mut bytes, MsgFlags::empty()) {
             Ok(0) => bail!("a server is gone"),

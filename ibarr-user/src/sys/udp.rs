@@ -166,7 +166,7 @@ impl UdpSocket {
         self.when_writable(|fd| mmsg::send(fd.as_fd(), datagrams)).await
     }
 
-    /// Waits until there is a datagram or an ICMP error ([`udp_errors::hear`]) to receive. The
+    /// Waits until there is a datagram or an ICMP error ([`udp_errors::enable`]) to receive. The
     /// caller must take both until nothing is left.
     ///
     /// # Errors

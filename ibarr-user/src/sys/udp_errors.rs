@@ -26,7 +26,7 @@ pub struct Error {
 ///
 /// # Errors
 /// Errors of setsockopt(2): none for a socket of `family`.
-pub(crate) fn hear(socket: &impl AsFd, family: Family) -> io::Result<()> {
+pub(crate) fn enable(socket: &impl AsFd, family: Family) -> io::Result<()> {
     match family {
         Family::V4 => setsockopt(socket, sockopt::Ipv4RecvErr, &true)?,
         Family::V6 => setsockopt(socket, sockopt::Ipv6RecvErr, &true)?,
@@ -115,7 +115,7 @@ mod tests {
         let address: IpAddr = address.parse().unwrap();
         let socket = UdpSocket::bind((address, 0)).unwrap();
         socket.set_nonblocking(true).unwrap();
-        hear(&socket, Family::of(address)).unwrap();
+        enable(&socket, Family::of(address)).unwrap();
         let closed = UdpSocket::bind((address, 0)).unwrap().local_addr().unwrap();
         (socket, closed)
     }

@@ -113,7 +113,7 @@ impl Sockets {
         let udp = UdpSocket::bind_in(socket.vrf(), family, 0)?;
         // A smaller buffer loses more replies, which are counted and asked for again.
         let _ = udp_options::widen(&udp, HOLD);
-        udp_errors::hear(&udp, family)?;
+        udp_errors::enable(&udp, family)?;
         let udp = Arc::new(udp);
         let reader = Reader {
             socket,
