@@ -172,7 +172,7 @@ impl Core {
         rng: ChaCha12Rng,
         bug: Option<Bug>,
     ) -> Self {
-        spoil(&mut config, bug);
+        plant(&mut config, bug);
         let mut node = Node::new(config, rng);
         node.handle_input(now, Input::Health(health::Input::Start));
         Self {
@@ -226,7 +226,7 @@ impl Core {
     }
 
     pub(crate) fn reconfigure(&mut self, now: Instant, mut config: node::Config) {
-        spoil(&mut config, self.bug);
+        plant(&mut config, self.bug);
         self.node.reconfigure(now, config);
     }
 
@@ -351,7 +351,7 @@ impl Core {
     }
 }
 
-fn spoil(config: &mut node::Config, bug: Option<Bug>) {
+fn plant(config: &mut node::Config, bug: Option<Bug>) {
     match bug {
         Some(Bug::StalePath) => config.paths.ttl *= 100,
         Some(Bug::PatientAcm) => config.acm.patience *= 100,

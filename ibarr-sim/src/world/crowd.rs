@@ -38,7 +38,7 @@ impl World {
     /// Fills up the user's requests until `until`, at the start and after each answer.
     pub(super) fn user_asks(&mut self, id: Id, daemon: &mut Daemon, until: Instant) {
         let (now, subnet) = (self.now, self.machines[id].subnet);
-        if !daemon.crowd.go_on(now, until) {
+        if !daemon.crowd.extend(now, until) {
             return;
         }
         let deadline = now + secs(3);

@@ -20,7 +20,7 @@ pub(super) struct Ipoib {
 
 #[derive(Debug)]
 enum Path {
-    Sought { request: Option<Seq>, since: Instant, parked: Vec<Packet> },
+    Sought { request: Option<Seq>, since: Instant, queued: Vec<Packet> },
     Open,
 }
 
@@ -35,7 +35,7 @@ pub(super) enum Way {
 }
 
 /// `IPOIB_MAX_PATH_REC_QUEUE`
-const PARKED: usize = 3;
+const QUEUED: usize = 3;
 
 /// Datagrams wait while a path is looked up; a shorter time does not matter.
 const SLOW: Duration = ms(20);
@@ -45,12 +45,12 @@ impl Ipoib {
         Self { paths: Vec::new(), slow_at: now }
     }
 
-    /// The way of a datagram, which is parked here if there is room.
-    pub(super) fn park(&mut self, next_hop: IpAddr, packet: Packet) -> Way {
+    /// The way of a datagram, which is queued here if there is room.
+    pub(super) fn queue(&mut self, next_hop: IpAddr, packet: Packet) -> Way {
         match self.paths.iter_mut().find(|(hop, _)| *hop == next_hop) {
             Some((_, Path::Open)) => Way::Open,
-            Some((_, Path::Sought { parked, .. })) if parked.len() < PARKED => {
-                parked.push(packet);
+            Some((_, Path::Sought { queued, .. })) if queued.len() < QUEUED => {
+                queued.push(packet);
                 Way::Parked
             }
             Some(_) => Way::Full,
@@ -66,7 +66,7 @@ impl Ipoib {
         request: Option<Seq>,
         packet: Packet,
     ) {
-        let path = Path::Sought { request, since: now, parked: vec![packet] };
+        let path = Path::Sought { request, since: now, queued: vec![packet] };
         self.paths.push((next_hop, path));
     }
 
@@ -77,24 +77,24 @@ impl Ipoib {
         self.paths.iter().find(|(_, path)| is_sought(path)).map(|&(next_hop, _)| next_hop)
     }
 
-    /// Opens the path, and returns the parked datagrams. `None` if it was not being looked up.
+    /// Opens the path, and returns the queued datagrams. `None` if it was not being looked up.
     pub(super) fn open(&mut self, now: Instant, next_hop: IpAddr) -> Option<Vec<Packet>> {
         let (_, path) = self.paths.iter_mut().find(|(hop, _)| *hop == next_hop)?;
-        let Path::Sought { parked, since, .. } = std::mem::replace(path, Path::Open) else {
+        let Path::Sought { queued, since, .. } = std::mem::replace(path, Path::Open) else {
             return None;
         };
         if now.since(since) > SLOW {
             self.slow_at = now;
         }
-        Some(parked)
+        Some(queued)
     }
 
-    /// Gives up a path until the next datagram, and returns the parked ones.
+    /// Gives up a path until the next datagram, and returns the queued ones.
     pub(super) fn fail(&mut self, now: Instant, next_hop: IpAddr) -> Vec<Packet> {
         self.slow_at = now;
         let at = self.paths.iter().position(|(hop, _)| *hop == next_hop);
         match at.map(|at| self.paths.swap_remove(at)) {
-            Some((_, Path::Sought { parked, .. })) => parked,
+            Some((_, Path::Sought { queued, .. })) => queued,
             _ => Vec::new(),
         }
     }

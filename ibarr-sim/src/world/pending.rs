@@ -77,7 +77,7 @@ impl Asked {
 
 impl Crowd {
     /// The user asks until then, or until the time said before; returns whether it asks now.
-    pub(super) fn go_on(&mut self, now: Instant, until: Instant) -> bool {
+    pub(super) fn extend(&mut self, now: Instant, until: Instant) -> bool {
         self.until = self.until.max(until);
         self.is_due = false;
         self.until > now

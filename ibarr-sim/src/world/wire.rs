@@ -31,7 +31,7 @@ impl World {
             return self.lose(id, &packet);
         }
         let next_hop = machine.next_hop(target);
-        match machine.ipoib.park(next_hop, packet) {
+        match machine.ipoib.queue(next_hop, packet) {
             Way::Open => self.transmit(id, &packet),
             Way::Parked => {}
             Way::Full => self.lose(id, &packet),
@@ -75,9 +75,9 @@ impl World {
     }
 
     pub(super) fn path_found(&mut self, id: Id, next_hop: IpAddr) {
-        if let Some(parked) = self.machines[id].ipoib.open(self.now, next_hop) {
+        if let Some(queued) = self.machines[id].ipoib.open(self.now, next_hop) {
             self.neighbour_is_known(id, next_hop);
-            for packet in parked {
+            for packet in queued {
                 self.transmit(id, &packet);
             }
         }
