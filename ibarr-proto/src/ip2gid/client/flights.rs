@@ -73,7 +73,7 @@ impl Flights {
 
     /// The flight to end so that a question asked at `asked_at` can have one; `None` if there is
     /// room, or if no flight gives way.
-    pub(super) fn gives_way(&self, asked_at: Instant) -> Option<FlightId> {
+    pub(super) fn to_evict(&self, asked_at: Instant) -> Option<FlightId> {
         if self.by_id.len() < self.limits.flights {
             return None;
         }
@@ -138,7 +138,7 @@ impl Flights {
     }
 
     /// Removes and returns a request of `flight` whose deadline has passed.
-    pub(super) fn give_up(&mut self, flight: FlightId, now: Instant) -> Option<RequestId> {
+    pub(super) fn pop_expired(&mut self, flight: FlightId, now: Instant) -> Option<RequestId> {
         let waiters = &mut self.by_id.get_mut(&flight)?.waiters;
         let &(deadline, request) = waiters.first()?;
         if deadline > now {
@@ -531,10 +531,10 @@ mod tests {
                     }
                     (4, Some(chosen)) => {
                         let row = &mut model[chosen];
-                        while let Some(given_up) = flights.give_up(row.id, now) {
+                        while let Some(expired) = flights.pop_expired(row.id, now) {
                             let (deadline, request) = row.waiters.remove(0);
                             prop_assert!(deadline <= now);
-                            prop_assert_eq!(given_up, request);
+                            prop_assert_eq!(expired, request);
                         }
                         prop_assert!(row.waiters.iter().all(|&(deadline, _)| deadline > now));
                         flights.renew(row.id, now, rng);

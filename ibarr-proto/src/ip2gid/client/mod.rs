@@ -339,7 +339,7 @@ impl Client {
 
     /// If the flights are full, ends the one whose callers are the most likely to be gone.
     fn make_room(&mut self, asked_at: Instant) {
-        let Some(id) = self.flights.gives_way(asked_at) else { return };
+        let Some(id) = self.flights.to_evict(asked_at) else { return };
         let Some(flight) = self.end(id) else { return };
         for (_, request) in flight.waiters {
             self.counters.count(Counter::GaveWay);
@@ -467,7 +467,7 @@ impl Client {
     }
 
     fn flight_due(&mut self, id: FlightId) {
-        while let Some(request) = self.flights.give_up(id, self.now) {
+        while let Some(request) = self.flights.pop_expired(id, self.now) {
             self.answer(request, Outcome::TimedOut);
         }
         let now = self.now;
