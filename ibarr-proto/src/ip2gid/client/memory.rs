@@ -18,9 +18,9 @@ impl Client {
     /// with that prefix, or from before that time, are no longer used.
     pub fn subnet_changed(&mut self, now: Instant, before: SubnetPrefix, after: SubnetPrefix) {
         self.advance(now);
-        self.left.expire(self.now, self.config.settings().cache_ttl);
-        self.left.remove(after);
-        if !self.left.insert(before, self.now + SETTLING) {
+        self.old_prefixes.expire(self.now, self.config.settings().cache_ttl);
+        self.old_prefixes.remove(after);
+        if !self.old_prefixes.insert(before, self.now + SETTLING) {
             self.cache.clear();
             self.next_door.clear();
         }
@@ -31,7 +31,7 @@ impl Client {
     /// The remembered answer, however old it is. Sends nothing.
     pub fn lookup(&self, now: Instant, question: Question) -> Option<Cached> {
         let cached = self.cache.peek(question)?;
-        (cached.expires_at > now && !self.left.doubts(&cached)).then_some(cached)
+        (cached.expires_at > now && !self.old_prefixes.doubts(&cached)).then_some(cached)
     }
 
     /// The answer that is remembered or that the kernel's neighbour entry said, however old it is. Sends nothing.
@@ -52,7 +52,7 @@ impl Client {
     ) -> Option<Cached> {
         self.advance(now);
         let mut cached = self.cache.peek(question).filter(|cached| self.is_fresh(cached));
-        if cached.is_some_and(|cached| self.left.doubts(&cached)) {
+        if cached.is_some_and(|cached| self.old_prefixes.doubts(&cached)) {
             self.counters.count(Counter::Doubted);
             cached = None;
         }
@@ -114,7 +114,10 @@ impl Client {
     pub fn poll_learned(&mut self) -> Option<Learned> {
         Some(match self.cache.poll_change()? {
             Learned::Known { question, .. }
-                if self.cache.peek(question).is_some_and(|cached| self.left.doubts(&cached)) =>
+                if self
+                    .cache
+                    .peek(question)
+                    .is_some_and(|cached| self.old_prefixes.doubts(&cached)) =>
             {
                 Learned::Forgotten { question }
             }
@@ -189,7 +192,7 @@ impl Client {
     }
 
     fn is_given(&self, cached: &Cached) -> bool {
-        cached.expires_at > self.now && !self.left.doubts(cached)
+        cached.expires_at > self.now && !self.old_prefixes.doubts(cached)
     }
 }
 

@@ -24,10 +24,10 @@ mod candidates;
 mod config;
 mod flights;
 mod hops;
-mod left;
 mod limits;
 mod memory;
 mod next_door;
+mod old_prefixes;
 mod round_trips;
 mod slowest;
 mod sockets;
@@ -53,9 +53,9 @@ use self::candidates::Candidates;
 use self::config::RESENDS;
 use self::flights::{Flight, FlightId, Flights, Full};
 use self::hops::Hops;
-use self::left::Left;
 use self::limits::{cache_limits, flight_limits, hop_limits};
 use self::next_door::NextDoor;
+use self::old_prefixes::OldPrefixes;
 use self::slowest::Slowest;
 use self::sockets::{Outlet, Outlets, Pool};
 use self::types::Way;
@@ -93,7 +93,7 @@ pub struct Client {
     hops: Hops,
     outlets: Outlets,
     cache: Cache,
-    left: Left,
+    old_prefixes: OldPrefixes,
     next_door: NextDoor,
     slowest: Slowest,
     swept_at: Instant,
@@ -118,7 +118,7 @@ impl Client {
             hops: Hops::new(hop_limits(&config), hasher.clone()),
             outlets: Outlets::default(),
             cache: Cache::new(cache_limits(&config), &hasher),
-            left: Left::default(),
+            old_prefixes: OldPrefixes::default(),
             next_door: NextDoor::new(hasher),
             slowest: Slowest::default(),
             swept_at: Instant::BOOT,

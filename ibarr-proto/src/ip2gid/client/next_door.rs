@@ -72,7 +72,7 @@ impl Client {
     /// The remembered answer of a look-up, however old it is. Sends nothing.
     pub fn lookup_neighbour(&self, now: Instant, question: Question) -> Option<Cached> {
         let cached = self.next_door.lookup(now, question)?;
-        (!self.left.doubts(&cached)).then_some(cached)
+        (!self.old_prefixes.doubts(&cached)).then_some(cached)
     }
 
     /// Has the driver look up the target of `id`, if that is next door. Returns whether it is.
@@ -100,7 +100,7 @@ impl Client {
         let is_refused = core::mem::take(&mut flight.is_refused);
         let expires_at = self.now + self.config.settings().cache_ttl;
         let cached = Cached { gid, heard_at: Some(self.now), expires_at };
-        if let Some(gid) = gid.filter(|_| !self.left.doubts(&cached)) {
+        if let Some(gid) = gid.filter(|_| !self.old_prefixes.doubts(&cached)) {
             let limit = self.config.settings().max_cached.get();
             self.next_door.insert(self.now, question, cached, limit);
             self.counters.count(Counter::Neighbours);

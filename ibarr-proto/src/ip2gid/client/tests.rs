@@ -925,7 +925,7 @@ fn too_many_left_subnets_flush_the_cache() {
     let prefix = |n| SubnetPrefix::new(0xfec0_0000_0000_0000 + n);
     rig.resolve(1);
     rig.reply(0, Some(gid(1)));
-    for n in 0..=Left::MAX as u64 {
+    for n in 0..=OldPrefixes::MAX as u64 {
         assert!(rig.client.lookup(rig.now, question(1)).is_some(), "{n}");
         rig.client.subnet_changed(rig.now, prefix(n), prefix(100 + n));
     }

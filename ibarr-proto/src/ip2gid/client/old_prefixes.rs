@@ -13,9 +13,9 @@ use super::Cached;
 /// Subnet prefixes, each with a time: an answer heard until then may date from before all ports of
 /// the subnet had their new GIDs.
 #[derive(Debug, Default)]
-pub(super) struct Left(VecDeque<(SubnetPrefix, Instant)>);
+pub(super) struct OldPrefixes(VecDeque<(SubnetPrefix, Instant)>);
 
-impl Left {
+impl OldPrefixes {
     /// An additional prefix displaces the oldest.
     pub(super) const MAX: usize = 8;
 
