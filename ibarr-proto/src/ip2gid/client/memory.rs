@@ -22,7 +22,7 @@ impl Client {
         self.old_prefixes.remove(after);
         if !self.old_prefixes.insert(before, self.now + SETTLING) {
             self.cache.clear();
-            self.next_door.clear();
+            self.on_link.clear();
         }
         self.cache.tell_everything();
         self.counters.count(Counter::SubnetsLeft);
@@ -176,7 +176,7 @@ impl Client {
 
     /// Drops all answers. Returns how many that was.
     pub fn flush(&mut self) -> usize {
-        self.cache.clear() + self.next_door.clear()
+        self.cache.clear() + self.on_link.clear()
     }
 
     pub(super) fn remember(&mut self, question: Question, gid: Option<Gid>) {

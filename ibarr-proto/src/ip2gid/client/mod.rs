@@ -26,8 +26,8 @@ mod flights;
 mod hops;
 mod limits;
 mod memory;
-mod next_door;
 mod old_prefixes;
+mod on_link;
 mod round_trips;
 mod slowest;
 mod sockets;
@@ -54,8 +54,8 @@ use self::config::RESENDS;
 use self::flights::{Flight, FlightId, Flights, Full};
 use self::hops::Hops;
 use self::limits::{cache_limits, flight_limits, hop_limits};
-use self::next_door::NextDoor;
 use self::old_prefixes::OldPrefixes;
+use self::on_link::OnLink;
 use self::slowest::Slowest;
 use self::sockets::{Outlet, Outlets, Pool};
 use self::types::Way;
@@ -94,7 +94,7 @@ pub struct Client {
     outlets: Outlets,
     cache: Cache,
     old_prefixes: OldPrefixes,
-    next_door: NextDoor,
+    on_link: OnLink,
     slowest: Slowest,
     swept_at: Instant,
     /// Flights that ask behind an answer.
@@ -119,7 +119,7 @@ impl Client {
             outlets: Outlets::default(),
             cache: Cache::new(cache_limits(&config), &hasher),
             old_prefixes: OldPrefixes::default(),
-            next_door: NextDoor::new(hasher),
+            on_link: OnLink::new(hasher),
             slowest: Slowest::default(),
             swept_at: Instant::BOOT,
             refreshing: 0,
@@ -574,7 +574,7 @@ impl Client {
 
     fn detach(&mut self, id: FlightId) {
         self.unrouted.remove(&id);
-        self.next_door.forget_flight(id);
+        self.on_link.forget_flight(id);
         let Some(flight) = self.flights.flight(id) else { return };
         self.outlets.dequeue(flight);
         if let Some(route) = flight.joined.take() {

@@ -4,7 +4,7 @@
 //! behaviour; each case stands alone.
 
 mod candidates;
-mod next_door;
+mod on_link;
 mod rig;
 
 use std::collections::{BTreeMap, BTreeSet};

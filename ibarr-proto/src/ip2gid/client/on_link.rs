@@ -20,13 +20,13 @@ use crate::hash::Seeded;
 
 /// The flights that wait for the driver's look-up, and the GIDs that look-ups have found.
 #[derive(Debug)]
-pub(super) struct NextDoor {
+pub(super) struct OnLink {
     requested: BTreeSet<FlightId>,
     known: HashMap<Question, Cached, Seeded>,
     by_expiry: BTreeSet<(Instant, Question)>,
 }
 
-impl NextDoor {
+impl OnLink {
     pub(super) fn new(hasher: Seeded) -> Self {
         let known = HashMap::with_hasher(hasher);
         Self { requested: BTreeSet::new(), known, by_expiry: BTreeSet::new() }
@@ -64,14 +64,14 @@ impl NextDoor {
 
 impl Client {
     pub(super) fn poll_neighbour(&mut self) -> Option<Output> {
-        let id = self.next_door.requested.pop_first()?;
+        let id = self.on_link.requested.pop_first()?;
         let flight = self.flights.flight(id)?;
         Some(Output::Neighbour(flight.question, flight.joined?))
     }
 
     /// The remembered answer of a look-up, however old it is. Sends nothing.
     pub fn lookup_neighbour(&self, now: Instant, question: Question) -> Option<Cached> {
-        let cached = self.next_door.lookup(now, question)?;
+        let cached = self.on_link.lookup(now, question)?;
         (!self.old_prefixes.doubts(&cached)).then_some(cached)
     }
 
@@ -79,11 +79,11 @@ impl Client {
     pub(super) fn request_neighbour(&mut self, id: FlightId) -> bool {
         let Some(flight) = self.flights.flight(id) else { return false };
         let target = flight.question.target();
-        let is_next_door = flight.joined.is_some_and(|route| route.next_hop == target);
-        if is_next_door {
-            self.next_door.requested.insert(id);
+        let is_on_link = flight.joined.is_some_and(|route| route.next_hop == target);
+        if is_on_link {
+            self.on_link.requested.insert(id);
         }
-        is_next_door
+        is_on_link
     }
 
     /// Does so if the target has been silent for long enough.
@@ -102,7 +102,7 @@ impl Client {
         let cached = Cached { gid, heard_at: Some(self.now), expires_at };
         if let Some(gid) = gid.filter(|_| !self.old_prefixes.doubts(&cached)) {
             let limit = self.config.settings().max_cached.get();
-            self.next_door.insert(self.now, question, cached, limit);
+            self.on_link.insert(self.now, question, cached, limit);
             self.counters.count(Counter::Neighbours);
             self.answer_hinted(id, Outcome::Found { gid, source: Source::Neighbour });
         }
