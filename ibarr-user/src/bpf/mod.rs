@@ -13,6 +13,7 @@ mod hooks;
 mod interfaces;
 mod learned;
 mod left;
+mod loader;
 mod map;
 mod maps;
 mod names;
@@ -23,7 +24,6 @@ mod pins;
 mod plain;
 mod programs;
 mod tc;
-mod workbench;
 mod xdp;
 
 use std::io;
@@ -41,12 +41,12 @@ pub(crate) use ibarr_proto::responder::{Blocked, Counter, Hook, Mode, Settings, 
 pub(crate) use self::error::Error;
 pub(crate) use self::learned::{Element, PART, Part};
 pub(crate) use self::left::{Detached, Left, detach, read};
+pub(crate) use self::loader::{Options, Progress};
 pub(crate) use self::packets::{Packets, Seen};
-pub(crate) use self::workbench::{Options, Progress};
 
 use self::handover::Handover;
+use self::loader::{Report, Task};
 use self::maps::Maps;
-use self::workbench::{Task, Told};
 use crate::causes::chain;
 use crate::logging::ids;
 
@@ -85,7 +85,7 @@ impl Responder {
         options: Options,
     ) -> io::Result<(Self, mpsc::Receiver<Progress>, mpsc::Receiver<Packets>)> {
         let (sender, packets) = mpsc::channel(packets::BATCHES);
-        let (tasks, progress) = workbench::start(options, sender)?;
+        let (tasks, progress) = loader::start(options, sender)?;
         let responder = Self { tasks, pending: 0, open: None, mirror_faults: 0, dropped_before: 0 };
         Ok((responder, progress, packets))
     }
@@ -97,15 +97,15 @@ impl Responder {
         Progress(told): Progress,
     ) -> Option<Input> {
         match told {
-            Told::Maps(maps, inherited) => {
+            Report::Maps(maps, inherited) => {
                 let dropped_by_others = dropped_by_guard(&maps);
                 let handover = Handover::new(inherited.mirror, inherited.elements);
                 self.open = Some(Open { maps: *maps, handover, dropped_by_others });
                 return Some(Input::Opened);
             }
-            Told::Done(done) => return Some(Input::Done(done)),
-            Told::Guarded(guarded) => warn_of(guarded),
-            Told::Read(read) => {
+            Report::Done(done) => return Some(Input::Done(done)),
+            Report::Guarded(guarded) => warn_of(guarded),
+            Report::Read(read) => {
                 if let Some(handover) = self.handover() {
                     handover.handle_read(now, read);
                 }

@@ -43,7 +43,7 @@ pub struct Options {
     pub verifier_log: PathBuf,
 }
 
-/// The thread executes one after the other, and sends a [`Told`] at the end of each.
+/// The thread executes one after the other, and sends a [`Report`] at the end of each.
 pub(super) enum Task {
     Order(Order),
     /// Attach the guard to a socket of the ip2gid port; or detach it if no guard is loaded.
@@ -53,9 +53,9 @@ pub(super) enum Task {
 }
 
 /// A message of the thread, for [`Responder::handle_progress`](super::Responder::handle_progress).
-pub(crate) struct Progress(pub(super) Told);
+pub(crate) struct Progress(pub(super) Report);
 
-pub(super) enum Told {
+pub(super) enum Report {
     /// The maps are open: from now on the engine writes them, even while programs are verified.
     Maps(Box<Maps>, Box<Inherited>),
     Done(Done),
@@ -79,19 +79,19 @@ pub(super) fn start(
     // The longest order sends two messages.
     let (tell, told) = mpsc::channel(2);
     thread::Builder::new().name("bpf".to_owned()).spawn(move || {
-        let mut workbench = None;
+        let mut loader = None;
         while let Ok(task) = task.recv() {
             let told = match task {
                 Task::Order(order) => {
-                    Told::Done(execute(order, &options, &mut workbench, &tell, &packets))
+                    Report::Done(execute(order, &options, &mut loader, &tell, &packets))
                 }
-                Task::Guard(socket) => Told::Guarded(match &mut workbench {
-                    Some(workbench) => workbench.wanted().guard(socket.as_fd()),
+                Task::Guard(socket) => Report::Guarded(match &mut loader {
+                    Some(loader) => loader.wanted().guard(socket.as_fd()),
                     // Replaces the guard, if there was one.
                     None => refuse_from_itself(&socket).map_err(|error| Error::Guard(error.into())),
                 }),
-                Task::Read => Told::Read(workbench.as_ref().map_or(Ok(Vec::new()), |workbench| {
-                    Mirror::open(&workbench.pins.layout(map::ABI_VERSION))?.elements()
+                Task::Read => Report::Read(loader.as_ref().map_or(Ok(Vec::new()), |loader| {
+                    Mirror::open(&loader.pins.layout(map::ABI_VERSION))?.elements()
                 })),
             };
             if tell.blocking_send(Progress(told)).is_err() {
@@ -105,17 +105,17 @@ pub(super) fn start(
 fn execute(
     order: Order,
     options: &Options,
-    workbench: &mut Option<Workbench>,
+    loader: &mut Option<Loader>,
     tell: &mpsc::Sender<Progress>,
     packets: &mpsc::Sender<Packets>,
 ) -> Done {
     match order {
         Order::Open => {
             // Unlocks the pins before they are locked again.
-            *workbench = None;
-            let opened = Workbench::open(options, |maps, learned| {
+            *loader = None;
+            let opened = Loader::open(options, |maps, learned| {
                 // A failure means that the engine is gone, and the process ends soon.
-                let _ = tell.blocking_send(Progress(Told::Maps(maps, learned)));
+                let _ = tell.blocking_send(Progress(Report::Maps(maps, learned)));
             });
             // Programs of an earlier daemon answer from these maps. No daemon updates them now, unless
             // another one has them locked.
@@ -127,28 +127,28 @@ fn execute(
             }
             let opened = opened.map(|opened| {
                 let is_private = opened.pins.outlive_us() == Some(false);
-                *workbench = Some(opened);
+                *loader = Some(opened);
                 is_private.then(|| options.dir.display().to_string())
             });
             Done::Opened(opened.map_err(Error::into))
         }
         Order::Close => {
-            *workbench = None;
+            *loader = None;
             warn_of(detach(&options.dir).map(drop));
             Done::Closed
         }
         Order::Arrange(work) => {
-            let Some(it) = workbench else { return Done::Arranged(Arranged::nothing()) };
+            let Some(it) = loader else { return Done::Arranged(Arranged::nothing()) };
             if let Err(error) = it.pins.check() {
                 // A program that nothing finds is not left behind.
-                warn_of(workbench.take().map_or(Ok(()), |it| take_down(it.pins).map(drop)));
+                warn_of(loader.take().map_or(Ok(()), |it| take_down(it.pins).map(drop)));
                 return Done::Lost(Error::from(error).into());
             }
             let attached = it.pins.hooks().map_err(|error| Error::from(error).into());
             Done::Arranged(work.run(attached, |step| it.carry_out(step)))
         }
         Order::Report(on) => {
-            let done = workbench.as_mut().map_or(Ok(()), |it| it.report(on, packets));
+            let done = loader.as_mut().map_or(Ok(()), |it| it.report(on, packets));
             let done = done.map_err(Fault::from);
             if let Err(fault) = &done {
                 warn!("the programs report no packets: {fault}");
@@ -159,7 +159,7 @@ fn execute(
 }
 
 /// The programs and their pins.
-struct Workbench {
+struct Loader {
     programs: Programs,
     /// The programs that report their packets, from the first trace that wants them until none of
     /// them is attached any more.
@@ -176,7 +176,7 @@ struct Reporting {
     _reader: Reader,
 }
 
-impl Workbench {
+impl Loader {
     /// Loads the programs. On failure, removes what it has made; what existed before stays.
     fn open(
         options: &Options,
