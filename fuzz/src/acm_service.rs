@@ -13,7 +13,7 @@ use ibarr_common::wire::path_record::PathRecordWire;
 use ibarr_proto::acm::{
     Acm, Answer, Ask, ClientId, Config, Event, Hosts, Input, NAMES as LOOK_UPS, NoStart, Output,
 };
-use ibarr_proto::paths::{self, PortName, Sought};
+use ibarr_proto::paths::{self, PortName, Search};
 use ibarr_proto::places::Room;
 use ibarr_proto::request::{LookupId, Outcome, RequestId, Source, UserRequest};
 use ibarr_proto::requests::{AddressRequest, PathRequest};
@@ -235,7 +235,7 @@ impl World {
             (_, Ask::Start { known, asks_sa, .. }) => {
                 let device = "mlx5_0".parse().expect("a name");
                 let port = PortName { device, port: PortNum::new(1).expect("not 0") };
-                Answer::Start(Ok((port, if asks_sa { Sought::Known(known) } else { known.into() })))
+                Answer::Start(Ok((port, if asks_sa { Search::Known(known) } else { known.into() })))
             }
             (_, Ask::Endpoint { .. }) => Answer::Endpoint(None),
         }

@@ -28,7 +28,7 @@ use ibarr_common::wire::sa::PathQuestion;
 use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::ip2gid::client;
-use crate::paths::{self, PortName, Sought};
+use crate::paths::{self, PortName, Search};
 use crate::places::Room;
 use crate::request::{Caller, KernelRequest, LookupId, Outcome, RequestId, Source, UserRequest};
 use crate::sa::Rank;
@@ -205,7 +205,7 @@ impl Requests {
             Input::Answered { id, outcome } => self.end(id, outcome),
             Input::Path(request) => match (request.caller.user(), request.request.question) {
                 (None, _) => self.events.push_back(Event::AskSa(request.request)),
-                (Some(_), Sought::Path(_)) => self.events.push_back(Event::RecallPath(request)),
+                (Some(_), Search::Path(_)) => self.events.push_back(Event::RecallPath(request)),
                 (Some(user), _) => self.offer_path(now, user, request),
             },
             Input::PathNotRemembered(request) => match request.caller.user() {
@@ -366,7 +366,7 @@ impl PathRequest {
         id: UserRequest,
         user: User,
         port: PortName,
-        question: impl Into<Sought>,
+        question: impl Into<Search>,
         deadline: Instant,
     ) -> Self {
         let (caller, id, question) = (id.caller(user), RequestId::User(id), question.into());

@@ -40,7 +40,7 @@ pub use self::types::{
 };
 use crate::counters::Counters;
 use crate::ip2gid::Question;
-use crate::paths::{self, PortName, Sought};
+use crate::paths::{self, PortName, Search};
 use crate::places::Places;
 use crate::request::{self, LookupId, Outcome, UserRequest};
 use crate::requests::{AddressRequest, PathRequest};
@@ -308,7 +308,7 @@ impl Acm {
         self.seek(id, Some(sgid), Some(dgid));
     }
 
-    fn starts(&mut self, id: LookupId, start: &Result<(PortName, Sought), NoStart>) {
+    fn starts(&mut self, id: LookupId, start: &Result<(PortName, Search), NoStart>) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         let &(port, question) = match start {
             Ok(start) => start,
@@ -324,7 +324,7 @@ impl Acm {
                 counters.count(address);
             }
         }
-        if matches!(question, Sought::Known(_)) {
+        if matches!(question, Search::Known(_)) {
             self.not_remembered(id);
             // Nothing would be remembered of the answer, so a search without a client would be in vain.
             if self.lookups.get(&id).is_some_and(|lookup| lookup.client.is_none()) {

@@ -10,7 +10,7 @@ use ibarr_common::ib::{Gid, PKey, PortNum};
 use ibarr_common::wire::acm::{Endpoint, Name};
 use ibarr_common::wire::sa::PathQuery;
 
-use crate::paths::{self, PortName, Sought};
+use crate::paths::{self, PortName, Search};
 use crate::places::Room;
 use crate::request::{LookupId, Outcome};
 use crate::requests::{AddressRequest, PathRequest};
@@ -143,7 +143,7 @@ pub enum Answer {
         gid: Option<Gid>,
         pkey: Option<PKey>,
     },
-    Start(Result<(PortName, Sought), NoStart>),
+    Start(Result<(PortName, Search), NoStart>),
     /// What clients are told of an endpoint, and its addresses if they are wanted.
     Endpoint(Option<(Found, Vec<Name>)>),
 }

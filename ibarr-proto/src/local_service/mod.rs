@@ -502,7 +502,7 @@ impl LocalService {
                 });
             }
             State::Postponed { why } => why,
-            State::Sought(_) => Counter::TimedOut,
+            State::Searching(_) => Counter::TimedOut,
             State::Answered(_) => Counter::AnswersLate,
         };
         self.drop_request(seq, too_late);
@@ -572,7 +572,7 @@ impl LocalService {
         let Some(request) = self.requests.remove(seq) else { return };
         let question = request.question;
         match request.state {
-            State::Sought(flight) => {
+            State::Searching(flight) => {
                 self.events.push_back(Event::Unwanted { flight, question });
             }
             State::Answered(Answered { queued: Some(ticket), .. }) => self.queue.remove(ticket),

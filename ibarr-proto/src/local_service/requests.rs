@@ -45,7 +45,7 @@ pub(super) struct Request {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum State {
     /// Its answer is being looked for.
-    Sought(KernelRequest),
+    Searching(KernelRequest),
     /// The search failed; it is tried again when due. After the deadline the request is counted
     /// under `why`.
     Postponed {
@@ -141,7 +141,7 @@ impl Requests {
         let flight = KernelRequest(self.next_flight);
         self.next_flight += 1;
         if let Some(request) = self.by_seq.get_mut(&seq) {
-            request.state = State::Sought(flight);
+            request.state = State::Searching(flight);
             self.flights.insert(flight, seq);
             self.due.set(seq, Some(request.deadline));
         }
@@ -193,7 +193,7 @@ impl Requests {
         self.waiting.remove(&(request.mentioned_at, seq));
         self.due.set(seq, None);
         self.memory.set(seq, None);
-        if let State::Sought(flight) = request.state {
+        if let State::Searching(flight) = request.state {
             self.flights.remove(&flight);
         }
         Some(request)

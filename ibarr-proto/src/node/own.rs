@@ -14,7 +14,7 @@ use ibarr_common::wire::acm::{Endpoint, Name, Names};
 use crate::acm::{Answer, Ask, Found, NoStart, Which};
 use crate::ip2gid::server::Local as _;
 use crate::local_view::LocalView;
-use crate::paths::{Incomplete, Paths, PortFacts, PortName, Sought};
+use crate::paths::{Incomplete, Paths, PortFacts, PortName, Search};
 
 pub(super) fn answer(ask: Ask, view: &LocalView, paths: &Paths) -> Answer {
     match ask {
@@ -34,7 +34,7 @@ pub(super) fn answer(ask: Ask, view: &LocalView, paths: &Paths) -> Answer {
         }
         Ask::Start { known, asks_sa, .. } => {
             let start = if asks_sa {
-                paths.source_of(known).map(|(port, query)| (port, Sought::Known(query)))
+                paths.source_of(known).map(|(port, query)| (port, Search::Known(query)))
             } else {
                 paths.complete_query(known)
             };

@@ -10,7 +10,7 @@ use ibarr_common::ib::{FlowLabel, Gid, Mtu, PacketLifeTime, Rate, Sl, SubnetPref
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Question};
 
-use super::{Answered, Counter, Outcome, Paths, PortName, Request, Sought, Source};
+use super::{Answered, Counter, Outcome, Paths, PortName, Request, Search, Source};
 use crate::request::RequestId;
 use crate::sa::{self, QuestionId};
 
@@ -58,7 +58,7 @@ impl Paths {
         request: &Request,
         may_loop_back: bool,
     ) -> Option<Answered> {
-        let Request { id, port, question: Sought::Path(question), .. } = request else {
+        let Request { id, port, question: Search::Path(question), .. } = request else {
             return None;
         };
         let remembered = self.lookup(now, port, *question);

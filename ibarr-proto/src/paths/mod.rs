@@ -69,7 +69,7 @@ pub use partial::{Choice, Chosen, Incomplete, PKeyNumber, Partial};
 pub use records::records;
 pub use types::{
     Answered, Cached, Config, Counter, Device, Input, Load, NoPath, Outcome, PortChange, PortEvent,
-    PortFacts, PortName, Qos, Request, Sought, Source, Status,
+    PortFacts, PortName, Qos, Request, Search, Source, Status,
 };
 
 /// The paths of all ports, see the [module](self). After each call that takes a time, call each
@@ -231,12 +231,12 @@ impl Paths {
     /// remembered, at the latest at the deadline.
     pub fn resolve(&mut self, now: Instant, request: Request) {
         match request.question {
-            Sought::Path(question) => self.resolve_from(now, &request, question, Self::recall),
+            Search::Path(question) => self.resolve_from(now, &request, question, Self::recall),
             // A question in flight is joined.
-            Sought::Fresh(question) => {
+            Search::Fresh(question) => {
                 self.resolve_from(now, &request, question, |_, _| Memory::Nothing);
             }
-            Sought::Known(query) => self.ask_directly(now, &request, query),
+            Search::Known(query) => self.ask_directly(now, &request, query),
         }
     }
 

@@ -8,7 +8,7 @@ use ibarr_common::ib::{Gid, Lid, PKey};
 use ibarr_common::wire::sa::{PathQuery, PathQuestion};
 use thiserror::Error;
 
-use super::{Paths, PortFacts, PortName, Sought};
+use super::{Paths, PortFacts, PortName, Search};
 
 /// A destination, and the parts of the question that the user chose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -124,7 +124,7 @@ impl Paths {
     ///
     /// # Errors
     /// There is no such port, or it has no GID, or several subnets could be meant.
-    pub fn complete_query(&self, query: PathQuery) -> Result<(PortName, Sought), Incomplete> {
+    pub fn complete_query(&self, query: PathQuery) -> Result<(PortName, Search), Incomplete> {
         let (name, facts) = self.start_of(query)?;
         let sgid = source(facts, query.sgid(), query.dgid()).ok_or(Incomplete::NoGid(name))?;
         let query = query.with_source(sgid).unwrap_or(query).reversible();

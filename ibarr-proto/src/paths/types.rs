@@ -218,7 +218,7 @@ pub struct Request {
     pub id: RequestId,
     /// The source port of the path.
     pub port: PortName,
-    pub question: Sought,
+    pub question: Search,
     /// Whether the kernel asks.
     pub rank: Rank,
     /// When the caller stops waiting.
@@ -227,7 +227,7 @@ pub struct Request {
 
 /// A question of a user.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Sought {
+pub enum Search {
     /// Its answer is remembered.
     Path(PathQuestion),
     /// The same, but the SA is asked even if its answer is remembered.
@@ -237,13 +237,13 @@ pub enum Sought {
     Known(PathQuery),
 }
 
-impl From<PathQuestion> for Sought {
+impl From<PathQuestion> for Search {
     fn from(question: PathQuestion) -> Self {
         Self::Path(question)
     }
 }
 
-impl From<PathQuery> for Sought {
+impl From<PathQuery> for Search {
     fn from(query: PathQuery) -> Self {
         PathQuestion::try_from(query).map_or(Self::Known(query), Self::Path)
     }

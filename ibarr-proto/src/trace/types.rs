@@ -21,7 +21,7 @@ use serde_with_macros::skip_serializing_none;
 use crate::durations::Elapsed;
 use crate::ip2gid::{Question, server};
 use crate::local_service::{self, Nudged};
-use crate::paths::{self, PortName, Sought};
+use crate::paths::{self, PortName, Search};
 pub use crate::request::Caller;
 use crate::request::{self, RequestId};
 use crate::sa::PortIndex;
@@ -348,11 +348,11 @@ impl From<PathQuery> for Subject {
     }
 }
 
-impl From<Sought> for Subject {
-    fn from(sought: Sought) -> Self {
+impl From<Search> for Subject {
+    fn from(sought: Search) -> Self {
         match sought {
-            Sought::Path(question) | Sought::Fresh(question) => question.into(),
-            Sought::Known(query) => query.into(),
+            Search::Path(question) | Search::Fresh(question) => question.into(),
+            Search::Known(query) => query.into(),
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Ipoib {
 
 #[derive(Debug)]
 enum Path {
-    Sought { request: Option<Seq>, since: Instant, queued: Vec<Packet> },
+    Searching { request: Option<Seq>, since: Instant, queued: Vec<Packet> },
     Open,
 }
 
@@ -49,7 +49,7 @@ impl Ipoib {
     pub(super) fn queue(&mut self, next_hop: IpAddr, packet: Packet) -> Way {
         match self.paths.iter_mut().find(|(hop, _)| *hop == next_hop) {
             Some((_, Path::Open)) => Way::Open,
-            Some((_, Path::Sought { queued, .. })) if queued.len() < QUEUED => {
+            Some((_, Path::Searching { queued, .. })) if queued.len() < QUEUED => {
                 queued.push(packet);
                 Way::Parked
             }
@@ -66,21 +66,21 @@ impl Ipoib {
         request: Option<Seq>,
         packet: Packet,
     ) {
-        let path = Path::Sought { request, since: now, queued: vec![packet] };
+        let path = Path::Searching { request, since: now, queued: vec![packet] };
         self.paths.push((next_hop, path));
     }
 
     /// The next hop whose path the request asks for.
     pub(super) fn sought_by(&self, seq: Seq) -> Option<IpAddr> {
         let is_sought =
-            |path: &Path| matches!(path, Path::Sought { request, .. } if *request == Some(seq));
+            |path: &Path| matches!(path, Path::Searching { request, .. } if *request == Some(seq));
         self.paths.iter().find(|(_, path)| is_sought(path)).map(|&(next_hop, _)| next_hop)
     }
 
     /// Opens the path, and returns the queued datagrams. `None` if it was not being looked up.
     pub(super) fn open(&mut self, now: Instant, next_hop: IpAddr) -> Option<Vec<Packet>> {
         let (_, path) = self.paths.iter_mut().find(|(hop, _)| *hop == next_hop)?;
-        let Path::Sought { queued, since, .. } = std::mem::replace(path, Path::Open) else {
+        let Path::Searching { queued, since, .. } = std::mem::replace(path, Path::Open) else {
             return None;
         };
         if now.since(since) > SLOW {
@@ -94,7 +94,7 @@ impl Ipoib {
         self.slow_at = now;
         let at = self.paths.iter().position(|(hop, _)| *hop == next_hop);
         match at.map(|at| self.paths.swap_remove(at)) {
-            Some((_, Path::Sought { queued, .. })) => queued,
+            Some((_, Path::Searching { queued, .. })) => queued,
             _ => Vec::new(),
         }
     }
@@ -118,7 +118,7 @@ impl Ipoib {
     /// Since when paths have been found at once.
     pub(super) fn quick_since(&self, now: Instant) -> Instant {
         let is_slow =
-            |path: &Path| matches!(path, Path::Sought { since, .. } if now.since(*since) > SLOW);
+            |path: &Path| matches!(path, Path::Searching { since, .. } if now.since(*since) > SLOW);
         if self.paths.iter().any(|(_, path)| is_slow(path)) { now } else { self.slow_at }
     }
 }

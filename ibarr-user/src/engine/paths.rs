@@ -9,7 +9,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
 use ibarr_proto::node::{self, Node};
-use ibarr_proto::paths::{self, Chosen, Outcome, Partial, Sought};
+use ibarr_proto::paths::{self, Chosen, Outcome, Partial, Search};
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::requests;
 use ibarr_proto::shares::User;
@@ -58,7 +58,7 @@ impl PathAsks {
         let id = UserRequest::Control(self.last);
         let Chosen { port, question, .. } = chosen;
         self.pending.insert(id, Asked { at: now, chosen, to });
-        let question = if request.fresh { Sought::Fresh(question) } else { question.into() };
+        let question = if request.fresh { Search::Fresh(question) } else { question.into() };
         let deadline = now + DEADLINE;
         let request = requests::PathRequest::of_user(id, user, port, question, deadline);
         node.handle_input(now, node::Input::ResolvePath(request));

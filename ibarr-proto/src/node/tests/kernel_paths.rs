@@ -9,7 +9,7 @@ use ibarr_common::wire::sa::{self as wire, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
 use super::*;
-use crate::paths::{PortFacts, PortName, Sought};
+use crate::paths::{PortFacts, PortName, Search};
 use crate::sa::PortIndex;
 
 const PORT: PortIndex = PortIndex(3);
@@ -264,7 +264,7 @@ fn users_requests_are_separate_from_the_kernels() {
     assert_eq!(rig.told_paths().len(), 1);
 
     // Past the cache.
-    let question = Sought::Fresh(asked[0]);
+    let question = Search::Fresh(asked[0]);
     let request = PathRequest::of_user(id, User(7), port(), question, deadline);
     rig.tell(Input::ResolvePath(request));
     assert_eq!(rig.node.outputs.pop_front(), None);
