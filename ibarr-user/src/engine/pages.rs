@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::Place;
+use ibarr_proto::ip2gid::client::Cursor;
 use ibarr_proto::node::Node;
 use tokio::sync::oneshot;
 
@@ -74,7 +74,7 @@ fn page_of_addresses(
             is_ours(daemon, started)?;
             let question = Question::new(ip, ifindex);
             let question = question.ok_or_else(no_mark)?;
-            Some(Place { expires_at, question })
+            Some(Cursor { expires_at, question })
         }
     };
     let (page, next) = node.client().page(after, PAGE);
@@ -88,7 +88,7 @@ fn page_of_addresses(
         gid: cached.gid,
         expires_in_ms: cached.expires_at.since(now).into(),
     });
-    let mark = |Place { expires_at, question }| AddressMark {
+    let mark = |Cursor { expires_at, question }| AddressMark {
         daemon: started,
         expires_at,
         ip: question.target(),

@@ -158,18 +158,18 @@ impl Client {
     /// get it twice, or not at all if it now expires before the place.
     pub fn page(
         &self,
-        after: Option<Place>,
+        after: Option<Cursor>,
         count: usize,
-    ) -> (Vec<(Question, Cached)>, Option<Place>) {
+    ) -> (Vec<(Question, Cached)>, Option<Cursor>) {
         let mut page: Vec<_> = match after {
             None => self.cache.iter().take(count).collect(),
-            Some(Place { expires_at, question }) => {
+            Some(Cursor { expires_at, question }) => {
                 self.cache.iter_after((expires_at, question)).take(count).collect()
             }
         };
         let last = page.last().filter(|_| page.len() == count);
         let next =
-            last.map(|&(question, Cached { expires_at, .. })| Place { expires_at, question });
+            last.map(|&(question, Cached { expires_at, .. })| Cursor { expires_at, question });
         page.retain(|(_, cached)| self.is_given(cached));
         (page, next)
     }
@@ -198,7 +198,7 @@ impl Client {
 
 /// The end of a [page](Client::page).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Place {
+pub struct Cursor {
     /// The expiry of the last entry.
     pub expires_at: Instant,
     /// The question of the last entry.

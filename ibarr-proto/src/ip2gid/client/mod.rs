@@ -68,7 +68,7 @@ use crate::timer::Timers;
 pub use crate::request::{Outcome, RequestId, Source};
 pub use cache::Learned;
 pub use config::{Config, ConfigError, Settings, SourceCheck};
-pub use memory::Place;
+pub use memory::Cursor;
 pub use slowest::Slow;
 pub use sockets::SocketId;
 pub use table::Cached;
