@@ -205,12 +205,13 @@ impl Cache {
     /// The entries after a place.
     pub(super) fn after(
         &self,
-        place: Option<Place>,
-    ) -> impl Iterator<Item = (Place, &Key, &Remembered)> {
-        let start = place.map_or(Bound::Unbounded, |Place(at, slot)| Bound::Excluded((at, slot)));
+        place: Option<Position>,
+    ) -> impl Iterator<Item = (Position, &Key, &Remembered)> {
+        let start =
+            place.map_or(Bound::Unbounded, |Position(at, slot)| Bound::Excluded((at, slot)));
         self.by_expiry.range((start, Bound::Unbounded)).filter_map(|&(at, slot)| {
             let entry = self.entries.get(slot)?;
-            Some((Place(at, slot), &entry.key, &entry.remembered))
+            Some((Position(at, slot), &entry.key, &entry.remembered))
         })
     }
 
@@ -309,7 +310,7 @@ const _: () = assert!(size_of::<Option<Entry>>() == 128);
 
 /// The position of a reader of all entries.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place(Instant, Slot);
+pub(super) struct Position(Instant, Slot);
 
 /// Entries by slot, in blocks, so that growth moves no entry.
 #[derive(Default)]

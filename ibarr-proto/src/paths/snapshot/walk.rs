@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use ibarr_common::Instant;
 
-use super::super::cache::{Cache, Place};
+use super::super::cache::{Cache, Position};
 use super::super::ports::Ports;
 use super::{Identity, KeptPath, KeptPort};
 use crate::sa::PortIndex;
@@ -17,7 +17,7 @@ pub struct Walk {
     /// Ports in the order of their names; all their paths are read.
     ports: Vec<(PortIndex, KeptPort)>,
     /// The end of the last part.
-    after: Option<Place>,
+    after: Option<Position>,
     /// Remaining number of paths; no more are read than existed at the start.
     left: usize,
 }
