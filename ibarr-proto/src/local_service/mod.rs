@@ -51,9 +51,9 @@ use crate::paths::PortName;
 use crate::request::{KernelRequest, Outcome, Source};
 
 pub use types::{
-    Config, Counter, DEADLINE, Event, FOLLOW_UPS, Input, LATELY, Limits, Load, MAX_NUDGES, MEMORY,
-    NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, Nudge, Nudged, OVERRUN_PAUSE,
-    REPEAT_AFTER, RETRY, Sender, Took, Transmit,
+    AnswerTimes, Config, Counter, DEADLINE, Event, FOLLOW_UPS, Input, LATELY, Limits, Load,
+    MAX_NUDGES, MEMORY, NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, Nudge, Nudged,
+    OVERRUN_PAUSE, REPEAT_AFTER, RETRY, Sender, Transmit,
 };
 
 /// Answers the kernel.
@@ -74,7 +74,7 @@ pub struct LocalService {
     overruns_from: Instant,
     events: VecDeque<Event>,
     refusal: Option<i32>,
-    took: Took,
+    answer_times: AnswerTimes,
     counters: Counters<Counter>,
 }
 
@@ -99,7 +99,7 @@ impl LocalService {
             overruns_from: Instant::BOOT,
             events: VecDeque::new(),
             refusal: None,
-            took: Took::default(),
+            answer_times: AnswerTimes::default(),
             counters: Counters::default(),
         }
     }
@@ -182,7 +182,7 @@ impl LocalService {
                     Source::Peer | Source::Neighbour => Counter::AnsweredPeer,
                 });
                 if let Some(asked_at) = self.requests.answer(seq, gid) {
-                    self.took.addresses.add(self.now.since(asked_at));
+                    self.answer_times.addresses.add(self.now.since(asked_at));
                 }
                 return self.enqueue(seq);
             }
@@ -207,7 +207,7 @@ impl LocalService {
         self.advance(now);
         let Some(waiting) = self.path_requests.take(flight) else { return };
         let Waiting { seq, path_use, asked_at, .. } = waiting;
-        self.took.paths.add(self.now.since(asked_at));
+        self.answer_times.paths.add(self.now.since(asked_at));
         let (answer, counter) = paths::answer(path_use, outcome, left);
         self.counters.count(counter);
         self.answer_path(seq, answer);
@@ -300,8 +300,8 @@ impl LocalService {
     }
 
     /// How long requests waited for their answer.
-    pub fn took(&self) -> &Took {
-        &self.took
+    pub fn answer_times(&self) -> &AnswerTimes {
+        &self.answer_times
     }
 
     /// Whether the last nudge failed.

@@ -272,7 +272,7 @@ pub struct Load {
 
 /// How long requests waited for their answer.
 #[derive(Clone, Debug, Default)]
-pub struct Took {
+pub struct AnswerTimes {
     /// Address requests that were answered.
     pub addresses: Durations,
     /// Path requests, whatever the answer was.
