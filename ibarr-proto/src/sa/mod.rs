@@ -65,7 +65,7 @@ pub struct Client {
     lanes: BTreeMap<PortIndex, Lane>,
     flights: BTreeMap<QuestionId, Flight>,
     /// Every MAD that is in the air or belongs to a flight.
-    mads: BTreeMap<Transaction, Sent>,
+    mads: BTreeMap<Transaction, SentMad>,
     next_transaction: u32,
     next_own: u64,
     /// When each MAD in the air counts as lost.
@@ -108,7 +108,7 @@ struct Turn {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Sent {
+struct SentMad {
     port: PortIndex,
     to: Lid,
     question: Question,
@@ -422,7 +422,7 @@ impl Client {
         let to = lane.sa.lid;
         let transaction = Transaction(self.next_transaction);
         self.next_transaction = self.next_transaction.wrapping_add(1);
-        let sent = Sent {
+        let sent = SentMad {
             port,
             to,
             question: flight.question,
@@ -549,7 +549,7 @@ impl Client {
     }
 
     /// A MAD was not answered, or with BUSY.
-    fn miss(&mut self, sent: Sent, busy: bool) {
+    fn miss(&mut self, sent: SentMad, busy: bool) {
         let Some(lane) = self.lanes.get_mut(&sent.port) else { return };
         // MADs to another SA, or from before the last answer of this one, do not count.
         if sent.to != lane.sa.lid || lane.gate.has_answered_since(sent.at) {
@@ -577,7 +577,7 @@ impl Client {
     }
 
     /// The SA is busy.
-    fn leave_alone(&mut self, sent: Sent, transaction: Transaction) {
+    fn leave_alone(&mut self, sent: SentMad, transaction: Transaction) {
         if let Some(sent) = self.mads.get_mut(&transaction) {
             sent.was_busy = true;
         }
@@ -606,7 +606,7 @@ impl Client {
 
     /// If this is its last MAD, its flight waits for its turn again.
     fn try_again(&mut self, transaction: Transaction) -> Option<&mut Flight> {
-        let &Sent { port, id, .. } = self.mads.get(&transaction)?;
+        let &SentMad { port, id, .. } = self.mads.get(&transaction)?;
         let Some(flight) = self.flights.get_mut(&id) else {
             self.mads.remove(&transaction);
             return None;
