@@ -14,7 +14,7 @@ use super::{log, trace};
 use crate::control::messages::{LastEvent, PortAddress, PortStatus, Probing, Silence};
 use crate::transport::events::Event;
 use crate::transport::ports::{self, Ports};
-use crate::transport::umad::{self, Meaning, Sending, Umads};
+use crate::transport::umad::{self, EventKind, SendResult, Umads};
 
 /// The ports of this node, their umad devices and their events.
 pub(super) struct Rdma {
@@ -45,14 +45,14 @@ impl Rdma {
 
     pub(super) fn handle_mad(&mut self, now: Instant, event: &umad::Event, node: &mut Node) {
         match self.umads.read(event) {
-            Meaning::Mad { port, from, mad } => {
+            EventKind::Mad { port, from, mad } => {
                 log::mad(&self.umads, port, "from", mad);
                 trace::mad(node, now, &self.umads, port, from, mad);
                 tell(node, now, Input::Mad { port, from, mad });
             }
-            Meaning::Unanswered => tell(node, now, Input::Unanswered),
-            Meaning::Lost(port) => self.lose_device(now, port, node),
-            Meaning::Nothing => {}
+            EventKind::Unanswered => tell(node, now, Input::Unanswered),
+            EventKind::Lost(port) => self.lose_device(now, port, node),
+            EventKind::Nothing => {}
         }
     }
 
@@ -60,12 +60,12 @@ impl Rdma {
         log::mad(&self.umads, transmit.port, "to", transmit.mad.as_ref());
         trace::mad_sent(node, now, &self.umads, transmit);
         match self.umads.send(transmit) {
-            Sending::Sent => {}
-            Sending::Refused => {
+            SendResult::Sent => {}
+            SendResult::Refused => {
                 tell(node, now, Input::NotSent);
                 self.ports.look();
             }
-            Sending::Lost => self.lose_device(now, transmit.port, node),
+            SendResult::Lost => self.lose_device(now, transmit.port, node),
         }
     }
 

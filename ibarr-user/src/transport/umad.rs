@@ -45,7 +45,7 @@ pub(crate) struct Event {
 
 /// The meaning of an [`Event`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Meaning<'a> {
+pub(crate) enum EventKind<'a> {
     /// A MAD has arrived.
     Mad {
         /// The port that received it.
@@ -65,7 +65,7 @@ pub(crate) enum Meaning<'a> {
 
 /// The outcome of sending a MAD.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Sending {
+pub(crate) enum SendResult {
     /// The kernel took it.
     Sent,
     /// The kernel does not take it now, or the device is not open.
@@ -152,9 +152,9 @@ impl Umads {
     }
 
     /// Sends a MAD through the umad device of its port.
-    pub(crate) fn send(&mut self, transmit: &Transmit) -> Sending {
+    pub(crate) fn send(&mut self, transmit: &Transmit) -> SendResult {
         let Some(OpenDevice { device, .. }) = self.open.get(&transmit.port) else {
-            return Sending::Refused;
+            return SendResult::Refused;
         };
         let message = Send {
             agent: device.agent(),
@@ -165,37 +165,37 @@ impl Umads {
             mad: transmit.mad,
         };
         match device.write(message.emit().as_ref()) {
-            Ok(()) => Sending::Sent,
+            Ok(()) => SendResult::Sent,
             Err(error) => {
                 self.counters.count(Counter::MadNotSent);
                 if is_passing(&error) {
                     tracing::debug!(port = %self.name(transmit.port), %error, "MAD not sent");
-                    return Sending::Refused;
+                    return SendResult::Refused;
                 }
                 self.lose(transmit.port, &error);
-                Sending::Lost
+                SendResult::Lost
             }
         }
     }
 
-    pub(crate) fn read<'a>(&mut self, event: &'a Event) -> Meaning<'a> {
+    pub(crate) fn read<'a>(&mut self, event: &'a Event) -> EventKind<'a> {
         let is_it = |open: &&OpenDevice| open.opening == event.opening;
         let Some(OpenDevice { device, .. }) = self.open.get(&event.port).filter(is_it) else {
-            return Meaning::Nothing;
+            return EventKind::Nothing;
         };
         let packet = match &event.what {
             Ok(packet) => packet,
             Err(error) => {
                 self.lose(event.port, error);
-                return Meaning::Lost(event.port);
+                return EventKind::Lost(event.port);
             }
         };
         match Received::parse(packet) {
             Ok(Received::Mad { agent, from, mad }) if agent == device.agent() => {
-                Meaning::Mad { port: event.port, from, mad }
+                EventKind::Mad { port: event.port, from, mad }
             }
             Ok(Received::Unanswered { agent, .. }) if agent == device.agent() => {
-                Meaning::Unanswered
+                EventKind::Unanswered
             }
             Ok(_) => self.malformed(Counter::UmadAgent),
             Err(mad::Error::Truncated) => self.malformed(Counter::UmadTruncated),
@@ -209,9 +209,9 @@ impl Umads {
         self.open.remove(&port);
     }
 
-    fn malformed(&self, counter: Counter) -> Meaning<'static> {
+    fn malformed(&self, counter: Counter) -> EventKind<'static> {
         self.counters.count(counter);
-        Meaning::Nothing
+        EventKind::Nothing
     }
 
     /// Device and number of a port.
