@@ -19,13 +19,13 @@ use crate::transport::ports::Dirs;
 
 /// The devices whose events arrive, and why those of others do not.
 #[derive(Debug)]
-pub(super) struct Hearing {
+pub(super) struct DeviceEvents {
     /// `None` if `--sys-dir` shows other ports than libibverbs.
     events: Option<Events>,
     devices: BTreeMap<DeviceName, Result<(), String>>,
 }
 
-impl Hearing {
+impl DeviceEvents {
     pub(super) fn new(dirs: &Dirs) -> (Self, mpsc::Receiver<Event>) {
         let (events, received) = Events::new(&dirs.sys);
         let events = (dirs.sys == Path::new("/sys")).then_some(events);

@@ -70,7 +70,7 @@ pub(super) fn devices(rdma: &Rdma, node: &Node) -> Input {
     let devices = ports.map(|(index, port, ..)| Device {
         port,
         closed: rdma.umads.why_not(index).map(str::to_owned),
-        unheard: rdma.hearing.failure(port.device).map(str::to_owned),
+        unheard: rdma.device_events.failure(port.device).map(str::to_owned),
     });
     Input::Devices(devices.collect())
 }

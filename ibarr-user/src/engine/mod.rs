@@ -48,7 +48,7 @@ use tracing::{error, info, warn};
 
 use self::acm::Acm;
 pub(crate) use self::descriptions::{Description, descriptions};
-use self::events::Hearing;
+use self::events::DeviceEvents;
 use self::inputs::{Input, Inputs};
 use self::kernel::{Kernel, Nudges};
 use self::learned::mirror_cache;
@@ -141,7 +141,7 @@ impl Engine {
         inputs.add(answers, Input::Route);
         let (ports, events) = Ports::start(options.dirs.clone())?;
         inputs.add(events, Input::Port);
-        let (hearing, events) = Hearing::new(&options.dirs);
+        let (device_events, events) = DeviceEvents::new(&options.dirs);
         inputs.add(events, Input::Event);
         let (mad_sender, mads) = mpsc::channel(transport::MADS);
         inputs.add(mads, Input::Mad);
@@ -198,7 +198,7 @@ impl Engine {
             queries: Queries::new(Sockets::new(heard_sender, Arc::clone(&counters)), routes),
             servers: Servers::start(udp_port, servers, batches, Arc::clone(&counters)),
             responder,
-            rdma: Rdma { ports, umads: Umads::new(mad_sender, counters), hearing },
+            rdma: Rdma { ports, umads: Umads::new(mad_sender, counters), device_events },
             acm,
             snapshots,
             users: Users::default(),

@@ -9,7 +9,7 @@ use ibarr_proto::paths::{Input, PortFacts, PortName};
 use ibarr_proto::sa::{PortIndex, Transmit};
 use tracing::info;
 
-use super::events::{Hearing, tell};
+use super::events::{DeviceEvents, tell};
 use super::{log, trace};
 use crate::control::messages::{LastEvent, PortAddress, PortStatus, Probing, Silence};
 use crate::transport::events::Event;
@@ -20,7 +20,7 @@ use crate::transport::umad::{self, EventKind, SendResult, Umads};
 pub(super) struct Rdma {
     pub(super) ports: Ports,
     pub(super) umads: Umads,
-    pub(super) hearing: Hearing,
+    pub(super) device_events: DeviceEvents,
 }
 
 impl Rdma {
@@ -33,7 +33,7 @@ impl Rdma {
                 }
                 self.umads.block(port, blocked);
                 self.tell_facts(now, port, name, facts, node);
-                self.hearing.watch(now, port, name.device, node);
+                self.device_events.watch(now, port, name.device, node);
             }
             ports::Event::Gone(name) => {
                 let Some(port) = self.umads.index(name) else { return };
@@ -79,8 +79,8 @@ impl Rdma {
                     tell(node, now, Input::Happened { port, event });
                 }
             }
-            Event::Heard(device) => self.hearing.note(now, device, Ok(()), node),
-            Event::Deaf(device, reason) => self.hearing.note(now, device, Err(reason), node),
+            Event::Heard(device) => self.device_events.note(now, device, Ok(()), node),
+            Event::Deaf(device, reason) => self.device_events.note(now, device, Err(reason), node),
         }
     }
 
@@ -132,7 +132,7 @@ impl Rdma {
                 }),
                 blocked: self.why_no_sa(index, facts),
                 last_event: last_event(index),
-                deaf: self.hearing.why_not(name.device).map(str::to_owned),
+                deaf: self.device_events.why_not(name.device).map(str::to_owned),
             }
         };
         ports.map(status).collect()
