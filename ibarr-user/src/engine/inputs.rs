@@ -20,7 +20,7 @@ use crate::control::server::Ask;
 use crate::preload::Loaded;
 use crate::process::{Command, Signals};
 use crate::transport::local_service as ls;
-use crate::transport::queries::Heard;
+use crate::transport::queries::Incoming;
 use crate::transport::rtnetlink::{self, NudgeError, Nudged};
 use crate::transport::{acm, events, names, ports, server, snapshot, umad};
 
@@ -30,7 +30,7 @@ pub(super) enum Input {
     /// Of the look-ups of sources, for ACM.
     Source(rtnetlink::Answer),
     Server(server::Event),
-    Heard(Heard),
+    Incoming(Incoming),
     Port(ports::Event),
     Event(events::Event),
     Mad(umad::Event),

@@ -16,7 +16,7 @@ use tracing::{Level, enabled, trace};
 
 use crate::control::messages::{Body, LevelChange, LogStatus, Response};
 use crate::logging::Levels;
-use crate::transport::queries::Heard;
+use crate::transport::queries::Incoming;
 use crate::transport::umad::Umads;
 
 /// Changes the level if that is asked for, and shows it.
@@ -81,9 +81,9 @@ pub(super) fn peer_is_asked(to: SocketAddr, payload: &[u8]) {
 }
 
 /// What a peer replies.
-pub(super) fn peer_answers(heard: &Heard) {
+pub(super) fn peer_answers(incoming: &Incoming) {
     if enabled!(Level::TRACE)
-        && let client::Input::Datagram { from, payload, .. } = heard.input()
+        && let client::Input::Datagram { from, payload, .. } = incoming.input()
     {
         match Reply::parse(payload) {
             Ok(reply) => trace!(%from, "{reply}"),

@@ -156,8 +156,8 @@ impl Engine {
         inputs.add(packets, Input::Packets);
         let (batches, queries) = mpsc::channel(transport::BATCHES);
         inputs.add(queries, Input::Server);
-        let (heard_sender, heard) = mpsc::channel(transport::DATAGRAMS);
-        inputs.add(heard, Input::Heard);
+        let (incoming_sender, incoming) = mpsc::channel(transport::DATAGRAMS);
+        inputs.add(incoming, Input::Incoming);
         let (acm_sender, clients) = mpsc::channel(transport::ACM_EVENTS);
         inputs.add(clients, Input::Acm);
         let (ready_sender, mut ready) = mpsc::unbounded_channel();
@@ -195,7 +195,7 @@ impl Engine {
                 nudges: Nudges::new(nudger),
                 systemd: service.systemd.clone(),
             },
-            queries: Queries::new(Sockets::new(heard_sender, Arc::clone(&counters)), routes),
+            queries: Queries::new(Sockets::new(incoming_sender, Arc::clone(&counters)), routes),
             servers: Servers::start(udp_port, servers, batches, Arc::clone(&counters)),
             responder,
             rdma: Rdma { ports, umads: Umads::new(mad_sender, counters), device_events },
@@ -377,7 +377,7 @@ impl Io<Input> for Engine {
                 self.users.tracers.pass_on(now, node, &self.responder);
                 return Handled::Unchanged;
             }
-            Input::Heard(heard) => queries::handle_heard(now, &heard, node),
+            Input::Incoming(incoming) => queries::handle_incoming(now, &incoming, node),
             Input::LocalService(event) => return kernel.handle(now, event, node),
             Input::Nudged(outcome) => kernel.handle_nudged(now, outcome, node),
             Input::Responder(progress) => {

@@ -10,7 +10,7 @@ use ibarr_proto::trace::Step;
 use tracing::debug;
 
 use super::{log, trace};
-use crate::transport::queries::{Heard, Sockets};
+use crate::transport::queries::{Incoming, Sockets};
 use crate::transport::rtnetlink::{self, Answer, RouteAnswer, Routes};
 
 pub(super) struct Queries {
@@ -105,10 +105,10 @@ pub(super) fn handle_route(now: Instant, answer: Answer, node: &mut Node) {
     tell(node, now, input);
 }
 
-pub(super) fn handle_heard(now: Instant, heard: &Heard, node: &mut Node) {
-    log::peer_answers(heard);
-    trace::heard(node, now, heard);
-    tell(node, now, heard.input());
+pub(super) fn handle_incoming(now: Instant, incoming: &Incoming, node: &mut Node) {
+    log::peer_answers(incoming);
+    trace::received(node, now, incoming);
+    tell(node, now, incoming.input());
 }
 
 fn tell(node: &mut Node, now: Instant, input: Input<'_>) {

@@ -25,7 +25,7 @@ use crate::bpf::{self, Responder, Seen};
 use crate::control::messages::{
     Body, Failure, FailureKind, Response, TraceEnd, TraceRequest, Traced, Tracing,
 };
-use crate::transport::queries::Heard;
+use crate::transport::queries::Incoming;
 use crate::transport::rtnetlink::{self, RouteAnswer};
 use crate::transport::umad::Umads;
 
@@ -232,11 +232,11 @@ pub(super) fn query_not_sent(node: &mut Node, now: Instant, to: SocketAddr, why:
     }
 }
 
-pub(super) fn heard(node: &mut Node, now: Instant, heard: &Heard) {
+pub(super) fn received(node: &mut Node, now: Instant, incoming: &Incoming) {
     if !node.trace().is_on() {
         return;
     }
-    match heard.input() {
+    match incoming.input() {
         client::Input::Datagram { from, payload, .. } => {
             if let Ok(Reply { msg_id, gid, .. }) = Reply::parse(payload) {
                 let step = |is_asked: bool| Step::Reply { from, gid, unasked: !is_asked };

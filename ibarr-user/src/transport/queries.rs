@@ -21,13 +21,13 @@ use crate::sys::{udp_errors, udp_options};
 
 /// An event of a socket.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Incoming {
     Datagram(Datagram),
     /// An ICMP error: a port is unreachable.
     Refusal(Refusal),
 }
 
-impl Heard {
+impl Incoming {
     /// The input for the core.
     pub(crate) fn input(&self) -> client::Input<'_> {
         match self {
@@ -82,7 +82,7 @@ impl AsRef<[u8]> for Start {
 pub(crate) struct Sockets {
     open: HashMap<SocketId, (Arc<UdpSocket>, AbortHandle)>,
     readers: JoinSet<()>,
-    heard: mpsc::Sender<Heard>,
+    heard: mpsc::Sender<Incoming>,
     counters: Arc<Counters>,
     /// Datagrams dropped by sockets that are closed now.
     dropped: u64,
@@ -96,7 +96,7 @@ const HOLD: usize = 2 << 20;
 impl Sockets {
     /// No sockets. A datagram that finds no room in `heard` is dropped and counted; so is an ICMP
     /// error if less than half of `heard` is free.
-    pub(crate) fn new(heard: mpsc::Sender<Heard>, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(heard: mpsc::Sender<Incoming>, counters: Arc<Counters>) -> Self {
         Self { open: HashMap::new(), readers: JoinSet::new(), heard, counters, dropped: 0 }
     }
 
@@ -179,7 +179,7 @@ fn not_opened(error: &io::Error) -> Counter {
 struct Reader {
     socket: SocketId,
     udp: Arc<UdpSocket>,
-    heard: mpsc::Sender<Heard>,
+    heard: mpsc::Sender<Incoming>,
     counters: Arc<Counters>,
 }
 
@@ -208,7 +208,7 @@ impl Reader {
                 let (from, ifindex) = (received.from, received.ifindex);
                 let payload = Start { bytes: buffer, len };
                 let datagram = Datagram { socket: self.socket, from, ifindex, payload };
-                if self.heard.try_send(Heard::Datagram(datagram)).is_err() {
+                if self.heard.try_send(Incoming::Datagram(datagram)).is_err() {
                     self.counters.count(Counter::ReplyDropped);
                 }
             }
@@ -229,7 +229,7 @@ impl Reader {
         if let (true, Some(to)) = (error.is_port_unreachable, error.to) {
             let len = error.len.min(buffer.len());
             let quoted = Start { bytes: buffer, len };
-            let refusal = Heard::Refusal(Refusal { socket: self.socket, to, quoted });
+            let refusal = Incoming::Refusal(Refusal { socket: self.socket, to, quoted });
             // Any host can send ICMP errors, so they never take the room of replies.
             let has_room = self.heard.capacity() > self.heard.max_capacity() / 2;
             if !has_room || self.heard.try_send(refusal).is_err() {
