@@ -82,7 +82,7 @@ impl AsRef<[u8]> for Start {
 pub(crate) struct Sockets {
     open: HashMap<SocketId, (Arc<UdpSocket>, AbortHandle)>,
     readers: JoinSet<()>,
-    heard: mpsc::Sender<Incoming>,
+    incoming: mpsc::Sender<Incoming>,
     counters: Arc<Counters>,
     /// Datagrams dropped by sockets that are closed now.
     dropped: u64,
@@ -94,10 +94,10 @@ pub(crate) struct Sockets {
 const HOLD: usize = 2 << 20;
 
 impl Sockets {
-    /// No sockets. A datagram that finds no room in `heard` is dropped and counted; so is an ICMP
-    /// error if less than half of `heard` is free.
-    pub(crate) fn new(heard: mpsc::Sender<Incoming>, counters: Arc<Counters>) -> Self {
-        Self { open: HashMap::new(), readers: JoinSet::new(), heard, counters, dropped: 0 }
+    /// No sockets. A datagram that finds no room in `incoming` is dropped and counted; so is an ICMP
+    /// error if less than half of `incoming` is free.
+    pub(crate) fn new(incoming: mpsc::Sender<Incoming>, counters: Arc<Counters>) -> Self {
+        Self { open: HashMap::new(), readers: JoinSet::new(), incoming, counters, dropped: 0 }
     }
 
     /// Opens `socket` on a port that the kernel picks. A failure is counted.
@@ -118,7 +118,7 @@ impl Sockets {
         let reader = Reader {
             socket,
             udp: Arc::clone(&udp),
-            heard: self.heard.clone(),
+            incoming: self.incoming.clone(),
             counters: Arc::clone(&self.counters),
         };
         let reader = self.readers.spawn(reader.run());
@@ -179,7 +179,7 @@ fn not_opened(error: &io::Error) -> Counter {
 struct Reader {
     socket: SocketId,
     udp: Arc<UdpSocket>,
-    heard: mpsc::Sender<Incoming>,
+    incoming: mpsc::Sender<Incoming>,
     counters: Arc<Counters>,
 }
 
@@ -208,7 +208,7 @@ impl Reader {
                 let (from, ifindex) = (received.from, received.ifindex);
                 let payload = Start { bytes: buffer, len };
                 let datagram = Datagram { socket: self.socket, from, ifindex, payload };
-                if self.heard.try_send(Incoming::Datagram(datagram)).is_err() {
+                if self.incoming.try_send(Incoming::Datagram(datagram)).is_err() {
                     self.counters.count(Counter::ReplyDropped);
                 }
             }
@@ -231,8 +231,8 @@ impl Reader {
             let quoted = Start { bytes: buffer, len };
             let refusal = Incoming::Refusal(Refusal { socket: self.socket, to, quoted });
             // Any host can send ICMP errors, so they never take the room of replies.
-            let has_room = self.heard.capacity() > self.heard.max_capacity() / 2;
-            if !has_room || self.heard.try_send(refusal).is_err() {
+            let has_room = self.incoming.capacity() > self.incoming.max_capacity() / 2;
+            if !has_room || self.incoming.try_send(refusal).is_err() {
                 self.counters.count(Counter::RefusalDropped);
             }
         }
@@ -292,7 +292,7 @@ mod tests {
         }
         for (host, target) in [("127.0.0.1", "10.2.0.5"), ("::1", "fd00:2::5")] {
             let [host, target]: [IpAddr; 2] = [host, target].map(|text| text.parse().unwrap());
-            let (sender, mut heard) = mpsc::channel(1024);
+            let (sender, mut incoming) = mpsc::channel(1024);
             let counters = Arc::new(Counters::default());
             let mut sockets = Sockets::new(sender, Arc::clone(&counters));
             let socket = name(target);
@@ -314,7 +314,7 @@ mod tests {
                 live.send_to(b"reply", from).unwrap();
                 let (mut replies, mut refusals) = (0, 0);
                 while (replies, refusals) != (1, 1) {
-                    match heard.recv().await.unwrap().input() {
+                    match incoming.recv().await.unwrap().input() {
                         Input::Datagram { payload, .. } => {
                             assert_eq!(payload, b"reply");
                             replies += 1;
@@ -378,7 +378,7 @@ mod tests {
         }
         let host: IpAddr = "127.0.0.1".parse().unwrap();
         let target: IpAddr = "10.2.0.5".parse().unwrap();
-        let (sender, mut heard) = mpsc::channel(8);
+        let (sender, mut incoming) = mpsc::channel(8);
         let counters = Arc::new(Counters::default());
         let mut sockets = Sockets::new(sender, Arc::clone(&counters));
         let socket = name(target);
@@ -392,7 +392,7 @@ mod tests {
         while counters.get(Counter::RefusalDropped) < 16 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(heard.len(), 4);
-        while heard.try_recv().is_ok() {}
+        assert_eq!(incoming.len(), 4);
+        while incoming.try_recv().is_ok() {}
     }
 }
