@@ -25,7 +25,7 @@ pub struct Source {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Mistake {
-    /// Place of the file in the order of reading.
+    /// Position of the file in the order of reading.
     #[serde(skip)]
     source: usize,
     /// Path of the file.
@@ -90,11 +90,11 @@ pub(super) fn read<T>(
     for (source, (_, errors)) in parsed.iter().enumerate() {
         for error in errors {
             let span = error.span().unwrap_or_default();
-            found.add(&Place { source, span }, error.message().to_owned());
+            found.add(&Position { source, span }, error.message().to_owned());
         }
     }
     let parts = parsed.iter().enumerate().map(|(source, (root, _))| Part {
-        place: Place { source, span: 0..0 },
+        place: Position { source, span: 0..0 },
         table: root.get_ref(),
     });
     let value = Table::read("", &parts.collect::<Vec<_>>(), &mut found, read);
@@ -122,7 +122,7 @@ impl Found<'_> {
         value.unwrap_or_default().split_whitespace().collect()
     }
 
-    fn add(&mut self, at: &Place, message: String) {
+    fn add(&mut self, at: &Position, message: String) {
         let Some(Source { name, text }) = self.sources.get(at.source) else { return };
         let start = (0..=at.span.start.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
         let (before, rest) = text.split_at(start.unwrap_or_default());
@@ -141,16 +141,16 @@ impl Found<'_> {
     }
 }
 
-/// A place in a file.
+/// A position in a file.
 #[derive(Clone, Debug, Default)]
-struct Place {
+struct Position {
     source: usize,
     span: Range<usize>,
 }
 
 /// The keys of a table that one file has.
 struct Part<'a> {
-    place: Place,
+    place: Position,
     table: &'a DeTable<'a>,
 }
 
@@ -162,12 +162,12 @@ struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    fn place(&self) -> Place {
+    fn place(&self) -> Position {
         self.place_of(self.value)
     }
 
-    fn place_of(&self, element: &Spanned<DeValue<'_>>) -> Place {
-        Place { source: self.source, span: element.span() }
+    fn place_of(&self, element: &Spanned<DeValue<'_>>) -> Position {
+        Position { source: self.source, span: element.span() }
     }
 }
 
@@ -176,7 +176,7 @@ pub(super) struct Table<'a, 'b> {
     /// Names of the enclosing tables, each followed by a dot.
     path: String,
     /// Where the table begins, in the last file that has it.
-    place: Place,
+    place: Position,
     rest: BTreeMap<&'a str, Vec<Entry<'a>>>,
     known: Vec<&'static str>,
     found: &'a mut Found<'b>,
@@ -337,12 +337,12 @@ impl<'a, 'b> Table<'a, 'b> {
             };
             for Entry { source, key: span, .. } in entries {
                 let what = format!("is not a key of ibarr; {remedy}");
-                self.mistake(&Place { source, span }, key, &what);
+                self.mistake(&Position { source, span }, key, &what);
             }
         }
     }
 
-    fn mistake(&mut self, at: &Place, key: &str, what: &str) {
+    fn mistake(&mut self, at: &Position, key: &str, what: &str) {
         self.found.add(at, format!("{}{key} {what}", self.path));
     }
 }
