@@ -11,7 +11,9 @@ use ibarr_common::IfIndex;
 use ibarr_proto::local_view::HwAddr;
 use ibarr_testbed::start::program;
 use ibarr_user::sys::local_service::Socket;
-use ibarr_user::transport::rtnetlink::{ADDRESS_V4, ADDRESS_V6, NudgeError, Nudged, Nudger, Place};
+use ibarr_user::transport::rtnetlink::{
+    ADDRESS_V4, ADDRESS_V6, NudgeError, NudgeTarget, Nudged, Nudger,
+};
 use nix::errno::Errno;
 use nix::libc;
 use nix::net::if_::if_nametoindex;
@@ -72,14 +74,14 @@ fn without_ipv6_nudges_use_ipv4_but_never_on_loopback() {
 
     let ifindex = IfIndex::new(if_nametoindex("v0").unwrap()).unwrap();
     let hwaddr = HwAddr::new(&[2, 0, 0, 0, 0, 1]).unwrap();
-    nudger.nudge(Some(Place { ifindex, hwaddr }), None);
+    nudger.nudge(Some(NudgeTarget { ifindex, hwaddr }), None);
     outcomes.blocking_recv().unwrap().unwrap();
     assert_eq!(watcher.created(), [(ADDRESS_V4.into(), ifindex.get())]);
     nothing_is_left();
 
     // A hardware address that no neighbour of this interface can have.
     let hwaddr = HwAddr::new(&[2; 5]).unwrap();
-    nudger.nudge(Some(Place { ifindex, hwaddr }), None);
+    nudger.nudge(Some(NudgeTarget { ifindex, hwaddr }), None);
     let error = outcomes.blocking_recv().unwrap().unwrap_err();
     assert!(matches!(error, NudgeError::Refused(IpAddr::V4(ADDRESS_V4), Errno::EINVAL)), "{error}");
     nothing_is_left();

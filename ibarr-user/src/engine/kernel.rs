@@ -15,7 +15,7 @@ use crate::logging::ids;
 use crate::process::{Systemd, Until};
 use crate::sys::local_service::Received;
 use crate::transport::local_service::{Event, LocalService, NAME};
-use crate::transport::rtnetlink::{LOOPBACK, NudgeError, Nudged, Nudger, Place};
+use crate::transport::rtnetlink::{LOOPBACK, NudgeError, NudgeTarget, Nudged, Nudger};
 
 /// The socket to the kernel, and the thread that makes nudges.
 pub(super) struct Kernel {
@@ -90,7 +90,7 @@ impl Kernel {
                 node.trace().nudge(now);
                 let ipoib = node.view().first_ipoib();
                 let fallback =
-                    ipoib.map(|link| Place { ifindex: link.ifindex, hwaddr: link.hwaddr });
+                    ipoib.map(|link| NudgeTarget { ifindex: link.ifindex, hwaddr: link.hwaddr });
                 let quiet = self.socket.quiet();
                 self.nudges.nudger.nudge(fallback, quiet.filter(|_| *nudge == Nudge::IfQuiet));
             }

@@ -76,7 +76,7 @@ pub(crate) fn survive_nudges(place: Place, targets: &[&str]) -> Result<IfIndex> 
     let connections = numbered.map(|(number, target)| Connection::open(number, place, target));
     let connections = connections.collect::<Result<Vec<_>>>()?;
     let ipoib = INTERFACES[0].name;
-    let fallback = rtnetlink::Place { ifindex: ifindex(ipoib)?, hwaddr: hwaddr(ipoib)? };
+    let fallback = rtnetlink::NudgeTarget { ifindex: ifindex(ipoib)?, hwaddr: hwaddr(ipoib)? };
     let (nudger, mut outcomes) = Nudger::start()?;
     // Otherwise rping takes most of the processor's time.
     connections.iter().try_for_each(|one| one.signal(Signal::SIGSTOP))?;

@@ -32,7 +32,7 @@ use tokio::time::sleep;
 
 pub use self::ask::neighbours;
 pub(crate) use self::ask::{addresses, interface, is_diverted, route};
-pub use self::nudge::{ADDRESS_V4, ADDRESS_V6, LOOPBACK, NudgeError, Nudged, Nudger, Place};
+pub use self::nudge::{ADDRESS_V4, ADDRESS_V6, LOOPBACK, NudgeError, NudgeTarget, Nudged, Nudger};
 pub use self::routes::{Answer, NoRoute, RouteAnswer, Routes};
 use self::session::Session;
 use self::socket::{Received, Socket};

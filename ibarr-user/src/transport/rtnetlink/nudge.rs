@@ -49,7 +49,7 @@ pub const LOOPBACK: IfIndex = IfIndex::MIN;
 /// An interface that can have an IPv4 neighbour.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
-pub struct Place {
+pub struct NudgeTarget {
     pub ifindex: IfIndex,
     /// Hardware address of the interface. The neighbour gets the same one, because it has the right
     /// length.
@@ -67,7 +67,7 @@ pub enum Nudged {
 
 #[derive(Debug)]
 struct Order {
-    fallback: Option<Place>,
+    fallback: Option<NudgeTarget>,
     quiet: Option<Quiet>,
 }
 
@@ -119,7 +119,7 @@ impl Nudger {
 
     /// Makes a nudge unless `quiet` is over; the outcome follows. `fallback` is the interface to
     /// use if IPv6 is off.
-    pub fn nudge(&self, fallback: Option<Place>, quiet: Option<Quiet>) {
+    pub fn nudge(&self, fallback: Option<NudgeTarget>, quiet: Option<Quiet>) {
         // This fails only if the thread is gone, which ends the process, too.
         let _ = self.orders.try_send(Order { fallback, quiet });
     }
@@ -142,8 +142,8 @@ impl Entry {
         Self { address: ADDRESS_V6.into(), ifindex: LOOPBACK, hwaddr: None }
     }
 
-    fn on(place: Place) -> Self {
-        let Place { ifindex, hwaddr } = place;
+    fn on(place: NudgeTarget) -> Self {
+        let NudgeTarget { ifindex, hwaddr } = place;
         Self { address: ADDRESS_V4.into(), ifindex, hwaddr: Some(hwaddr) }
     }
 }
@@ -166,7 +166,7 @@ impl Neighbours {
         Ok(Self { fd, seq: 0 })
     }
 
-    fn nudge(&mut self, fallback: Option<Place>) -> Result<IfIndex, NudgeError> {
+    fn nudge(&mut self, fallback: Option<NudgeTarget>) -> Result<IfIndex, NudgeError> {
         let entry = Entry::on_loopback();
         let no_ipv6 = match self.flash(&entry)? {
             Ok(()) => return Ok(entry.ifindex),
