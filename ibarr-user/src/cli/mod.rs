@@ -43,7 +43,7 @@ use crate::control::messages::{
     Body, Failure, FailureKind, LevelChange, MetricsForm, Millis, Request,
 };
 use crate::daemon;
-use crate::logging::{self, Level, Place};
+use crate::logging::{self, Level, Sink};
 use crate::process::{self, RunOptions};
 use crate::transport::ports::Dirs;
 pub use exit::Exit;
@@ -241,7 +241,7 @@ struct RunArgs {
     level: Option<Level>,
     /// Where the log goes
     #[arg(long, value_enum, value_name = "PLACE", default_value_t)]
-    log_to: Place,
+    log_to: Sink,
     /// Directory of the control socket
     #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = process::RUN_DIR)]
     run_dir: PathBuf,

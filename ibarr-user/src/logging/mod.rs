@@ -34,7 +34,7 @@ const CAUSE: &str = "cause";
 
 /// Where the log goes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
-pub enum Place {
+pub enum Sink {
     /// The journal if standard error leads there, else standard error.
     #[default]
     Auto,
@@ -57,11 +57,11 @@ pub const LAST_LINES: Duration = Duration::from_millis(500);
 ///
 /// # Panics
 /// If it is called twice in one process.
-pub fn start(given: Option<Level>, configured: Level, place: Place) -> io::Result<(Log, Levels)> {
+pub fn start(given: Option<Level>, configured: Level, place: Sink) -> io::Result<(Log, Levels)> {
     let journal = match place {
-        Place::Journal => Some(journal::Socket::open()?),
-        Place::Auto if journal::has_stderr() => journal::Socket::open().ok(),
-        Place::Auto | Place::Stderr | Place::Stdout => None,
+        Sink::Journal => Some(journal::Socket::open()?),
+        Sink::Auto if journal::has_stderr() => journal::Socket::open().ok(),
+        Sink::Auto | Sink::Stderr | Sink::Stdout => None,
     };
     let first = Levels::first(given.as_ref(), &configured);
     let (filter, handle) = reload::Layer::new(first.filter());
@@ -72,7 +72,7 @@ pub fn start(given: Option<Level>, configured: Level, place: Place) -> io::Resul
             registry.with(journal::Journal(log.clone())).init();
             log
         }
-        None if place == Place::Stdout => {
+        None if place == Sink::Stdout => {
             let log = Log::start(Form::Lines, Standard::Output)?;
             registry.with(text(&log, &Standard::Output)).init();
             log

@@ -42,7 +42,7 @@ pub struct RunOptions {
     /// Filter for log lines; without it that of the configuration.
     pub level: Option<Level>,
     /// Where the log goes.
-    pub log_to: logging::Place,
+    pub log_to: logging::Sink,
     /// Shares of the descriptor limit.
     pub descriptors: Budget,
 }
