@@ -14,7 +14,7 @@ use ibarr_common::ib::{Gid, Lid, PKey, PortNum};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{Config, Input, Paths, PortFacts, PortName};
 use ibarr_proto::sa::PortIndex;
-use ibarr_user::preload::{Wanted, hosts, routes};
+use ibarr_user::preload::{Selection, hosts, routes};
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 use tempfile::TempDir;
@@ -132,7 +132,7 @@ fn bytes_of_paths(files: &Files, report: &mut Report) -> Result<f64> {
     let mut core = Paths::new(Config::default(), ChaCha12Rng::seed_from_u64(1));
     core.handle_input(START, Input::Port { port: PortIndex(0), name: name()?, facts: facts() });
     let ports = core.walk(START).ports();
-    let (snapshot, read) = routes::read(&files.routes, &Wanted { ports, ..wanted() })?;
+    let (snapshot, read) = routes::read(&files.routes, &Selection { ports, ..wanted() })?;
     ensure!(read.entries == usize::from(PORTS) && read.bad_lines == 0, "{read}");
     let turn = |work: &mut dyn FnMut()| {
         let start = Stopwatch::now();
@@ -159,8 +159,8 @@ fn bytes_of_paths(files: &Files, report: &mut Report) -> Result<f64> {
 }
 
 /// Without ports, lines are read and nothing is kept.
-fn wanted() -> Wanted {
-    Wanted { ports: Vec::new(), most: usize::from(PORTS), life: Duration::from_hours(1) }
+fn wanted() -> Selection {
+    Selection { ports: Vec::new(), most: usize::from(PORTS), life: Duration::from_hours(1) }
 }
 
 fn name() -> Result<PortName> {

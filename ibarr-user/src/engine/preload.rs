@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use crate::config;
-use crate::preload::{self, Loaded, Order, Report, Wanted};
+use crate::preload::{self, Loaded, Order, Report, Selection};
 
 /// What is to be read, and what was wrong. One thread reads at a time.
 pub(super) struct Preloads {
@@ -80,7 +80,7 @@ impl Preloads {
             ports.retain(|port| self.done.insert(port.name));
             let paths::Config { max_cached: most, ttl: life, .. } = *paths;
             if !ports.is_empty() {
-                order.routes = Some((path.clone(), Wanted { ports, most, life }));
+                order.routes = Some((path.clone(), Selection { ports, most, life }));
             }
         }
         if order.hosts.is_none() && order.routes.is_none() {

@@ -25,13 +25,13 @@ pub(crate) struct Order {
     /// The file of GIDs; `None` for none.
     pub hosts: Option<PathBuf>,
     /// The file of paths, and what it is read for.
-    pub routes: Option<(PathBuf, Wanted)>,
+    pub routes: Option<(PathBuf, Selection)>,
 }
 
 /// Which paths are wanted.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
-pub struct Wanted {
+pub struct Selection {
     pub ports: Vec<KeptPort>,
     /// At most so many.
     pub most: usize,

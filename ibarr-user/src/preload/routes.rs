@@ -21,13 +21,13 @@ use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::PathQuestion;
 use ibarr_proto::paths::snapshot::{Identity, KeptPath, KeptPort, Snapshot};
 
-use super::{Report, Wanted, lines, open};
+use super::{Report, Selection, lines, open};
 
 /// Reads a file.
 ///
 /// # Errors
 /// It is no regular file, or cannot be read.
-pub fn read(path: &Path, wanted: &Wanted) -> io::Result<(Snapshot, Report)> {
+pub fn read(path: &Path, wanted: &Selection) -> io::Result<(Snapshot, Report)> {
     parse(open(path)?, Report::new(path), wanted)
 }
 
@@ -38,7 +38,7 @@ pub fn read(path: &Path, wanted: &Wanted) -> io::Result<(Snapshot, Report)> {
 pub fn parse(
     reader: impl BufRead,
     mut report: Report,
-    wanted: &Wanted,
+    wanted: &Selection,
 ) -> io::Result<(Snapshot, Report)> {
     let mut guids = vec![0; usize::from(Lid::MAX_UNICAST.get()) + 1];
     let mut rows = Vec::new();
@@ -279,12 +279,12 @@ Channel Adapter 0x0002c90300000301, base LID 7, \"node2\", port 1
         KeptPort { name, identity }
     }
 
-    fn wanted() -> Wanted {
+    fn wanted() -> Selection {
         let ports = vec![port(0x0002_c903_0000_0201, 5)];
-        Wanted { ports, most: 100, life: Duration::from_secs(1000) }
+        Selection { ports, most: 100, life: Duration::from_secs(1000) }
     }
 
-    fn read(text: &str, wanted: &Wanted) -> (Snapshot, Vec<String>) {
+    fn read(text: &str, wanted: &Selection) -> (Snapshot, Vec<String>) {
         let report = Report::new(Path::new("dump"));
         let (snapshot, report) = parse(text.as_bytes(), report, wanted).unwrap();
         assert_eq!(report.entries, snapshot.paths.len());
@@ -352,7 +352,7 @@ Channel Adapter 0x0002c90300000301, base LID 7, \"node2\", port 1
 
     #[test]
     fn dump_of_another_time_has_no_block_of_the_port_and_gives_no_path() {
-        let moved = Wanted { ports: vec![port(0x0002_c903_0000_0201, 6)], ..wanted() };
+        let moved = Selection { ports: vec![port(0x0002_c903_0000_0201, 6)], ..wanted() };
         let (snapshot, problems) = read(DUMP, &moved);
         assert_eq!(snapshot.paths.len(), 0);
         let expected = "dump: it has no block of mlx5_0/1 (GUID 0x0002c90300000201, base LID 6): have \
@@ -362,14 +362,14 @@ Channel Adapter 0x0002c90300000301, base LID 7, \"node2\", port 1
 
     #[test]
     fn more_paths_than_are_remembered_are_not_used_and_other_lids_of_a_port_are_skipped() {
-        let (snapshot, problems) = read(DUMP, &Wanted { most: 2, ..wanted() });
+        let (snapshot, problems) = read(DUMP, &Selection { most: 2, ..wanted() });
         assert_eq!(snapshot.paths.len(), 2);
         let expected = "dump: 1 paths are not used, because paths.max-cached is 2: raise it";
         assert_eq!(problems, [expected]);
         let mut several = port(0x0002_c903_0000_0202, 4);
         several.identity.lmc = 1;
         let dump = "Channel Adapter 0x2c90300000202, base LID 4, \"n\", port 1\n4 : 0 : 4 : 3\n5 : 0 : 4 : 3\n";
-        let (snapshot, problems) = read(dump, &Wanted { ports: vec![several], ..wanted() });
+        let (snapshot, problems) = read(dump, &Selection { ports: vec![several], ..wanted() });
         assert_eq!((snapshot.paths.len(), problems.len()), (1, 0));
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::{Settings, absolute, numbered};
 use crate::config::{Config, Source};
 use crate::control::messages::{Became, ImportedLine};
-use crate::preload::{Report, Wanted, hosts, routes};
+use crate::preload::{Report, Selection, hosts, routes};
 
 /// The options with their values. Of several lines for one, the last counts.
 pub(super) struct Options {
@@ -207,7 +207,7 @@ impl Options {
 
     /// What is wrong with the files that the configuration names.
     pub(super) fn data_files(&self) -> impl Iterator<Item = Vec<ImportedLine>> {
-        let nothing = Wanted { ports: Vec::new(), most: 0, life: Duration::ZERO };
+        let nothing = Selection { ports: Vec::new(), most: 0, life: Duration::ZERO };
         let hosts = self.preload("addr_preload").map(|(_, path)| {
             let read = hosts::read(&path).map(|(_, report)| report);
             problems(&path, read)
