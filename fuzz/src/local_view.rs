@@ -7,7 +7,7 @@ use std::time::Duration;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Family;
 use ibarr_proto::ip2gid::server::Local as _;
-use ibarr_proto::local_view::neighbours::{Entry, Neighbour, State, Wanted};
+use ibarr_proto::local_view::neighbours::{Entry, Neighbour, Selection, State};
 use ibarr_proto::local_view::routing::{Route, RouteBack, Via, Way, WayBack};
 use ibarr_proto::local_view::rules::{Action, Rule, Selects, Traffic};
 use ibarr_proto::local_view::{
@@ -175,7 +175,7 @@ fn config(byte: u8) -> Config {
     let chosen = ips.iter().enumerate().filter(|(bit, _)| byte & (4 << bit) != 0);
     let static_gids = StaticGids::new(chosen.map(|(_, address)| entry(address)));
     let static_gids = static_gids.expect("legal addresses");
-    let neighbours = Wanted { on: Vec::new(), otherwise: byte & 128 != 0 };
+    let neighbours = Selection { on: Vec::new(), otherwise: byte & 128 != 0 };
     Config { interfaces, static_gids, neighbours, ..Config::default() }
 }
 

@@ -73,7 +73,7 @@ pub struct Config {
     /// Which GID of a port is answered.
     pub answer_gid: AnswerGid,
     /// Served interfaces whose neighbours are followed.
-    pub neighbours: neighbours::Wanted,
+    pub neighbours: neighbours::Selection,
 }
 
 ibarr_common::words! {

@@ -3,7 +3,7 @@
 //! The neighbours to which a program can send without asking the kernel: for XDP on IPoIB, which
 //! writes the hardware address of the next hop itself.
 //!
-//! * Only neighbours on interfaces that are served and [wanted](Wanted) are kept.
+//! * Only neighbours on interfaces that are served and [wanted](Selection) are kept.
 //! * Only neighbours are kept to which the kernel would send at once: [confirmed](State::Reachable)
 //!   ones, permanent ones of the administrator, those that need no resolution, and those that are
 //!   being probed and remain valid until the probe fails.
@@ -110,14 +110,14 @@ pub struct Neighbour {
 /// The IPoIB interfaces on which neighbours are wanted: the first matching pattern decides, or else
 /// the value for all others.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Wanted {
+pub struct Selection {
     /// Patterns of interface names, with the decision of each.
     pub on: Vec<(Pattern, bool)>,
     /// The decision for all other interfaces.
     pub otherwise: bool,
 }
 
-impl Wanted {
+impl Selection {
     pub(super) fn anywhere(&self) -> bool {
         self.otherwise || self.on.iter().any(|(_, wanted)| *wanted)
     }

@@ -42,9 +42,9 @@ impl Settings {
 
     /// On which interfaces the view has to know neighbours: where XDP answers. The program needs
     /// them only on IPoIB, and the view follows no others.
-    pub fn wants_neighbours(&self) -> neighbours::Wanted {
+    pub fn wants_neighbours(&self) -> neighbours::Selection {
         let is_xdp = |mode: Mode| mode.hooks(LinkHeader::Ipoib).contains(&Hook::XdpGeneric);
-        neighbours::Wanted {
+        neighbours::Selection {
             on: self.on.iter().map(|(pattern, mode)| (pattern.clone(), is_xdp(*mode))).collect(),
             otherwise: is_xdp(self.mode),
         }

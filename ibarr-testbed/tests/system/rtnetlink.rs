@@ -17,7 +17,7 @@ use ibarr_common::ib::Gid;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::Route;
 use ibarr_proto::ip2gid::server::Local;
-use ibarr_proto::local_view::neighbours::{State, Wanted};
+use ibarr_proto::local_view::neighbours::{Selection, State};
 use ibarr_proto::local_view::routing::{MAX_ROUTES, NoWayBack, Via, WayBack};
 use ibarr_proto::local_view::{
     self, Dad, Event, HwAddr, Input, Interface, InterfaceFilter, LocalView, NotServed, Owned,
@@ -421,7 +421,7 @@ fn neighbour_events_are_received_only_while_they_are_wanted() {
     node.answers(&["10.1.0.1"]);
     node.until("ib0 is served", |view| view.served().next().is_some());
     assert!(!is_heard());
-    let neighbours = Wanted { on: Vec::new(), otherwise: true };
+    let neighbours = Selection { on: Vec::new(), otherwise: true };
     let config = local_view::Config { neighbours, ..node.config.clone() };
     node.view.reconfigure(config);
     let dumps = |view: &LocalView| view.counters().get(local_view::Counter::NeighbourDumpsDone);

@@ -166,7 +166,7 @@ impl Config {
                     value.word(AnswerGid::Interface, &AnswerGid::ALL)
                 }),
                 // The responder sets these.
-                neighbours: neighbours::Wanted::default(),
+                neighbours: neighbours::Selection::default(),
             },
             local_service: local_service(root, deadline),
             paths,

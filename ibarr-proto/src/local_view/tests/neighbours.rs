@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::local_view::neighbours::{Entry, Neighbour, STALE_USE, State, Wanted};
+use crate::local_view::neighbours::{Entry, Neighbour, STALE_USE, Selection, State};
 
 impl Story {
     fn following(limits: Limits) -> Self {
@@ -54,7 +54,7 @@ fn is_about_neighbours(asked: Request) -> bool {
 /// Neighbours are wanted on every IPoIB interface but one.
 fn following() -> Config {
     let on = vec![("ib3".parse().unwrap(), false)];
-    Config { neighbours: Wanted { on, otherwise: true }, ..config(&[], &[]) }
+    Config { neighbours: Selection { on, otherwise: true }, ..config(&[], &[]) }
 }
 
 fn entry(ifindex: u32, address: &str, state: State, at: u8) -> Entry {
