@@ -59,7 +59,7 @@ pub(super) fn subsystems(facts: &Facts) -> BTreeSet<Subsystem> {
 
 /// All reasons, at most one of each cause for a subsystem.
 pub(super) fn judge(now: Instant, facts: &Facts, once_active: &BTreeSet<PortName>) -> Vec<Finding> {
-    let mut found = Found { of: Subsystem::Configuration, findings: Vec::new() };
+    let mut found = Findings { of: Subsystem::Configuration, findings: Vec::new() };
     configuration(&mut found, now, facts);
     local_view(&mut found, facts);
     kernel(&mut found, facts);
@@ -72,13 +72,13 @@ pub(super) fn judge(now: Instant, facts: &Facts, once_active: &BTreeSet<PortName
     found.findings
 }
 
-struct Found {
+struct Findings {
     /// The subsystem that is looked at.
     of: Subsystem,
     findings: Vec<Finding>,
 }
 
-impl Found {
+impl Findings {
     fn degraded(&mut self, cause: Cause, why: impl Display, remedy: impl Display) {
         self.add(cause, State::Degraded, &why, &remedy);
     }
@@ -100,7 +100,7 @@ impl Found {
     }
 }
 
-fn configuration(found: &mut Found, now: Instant, facts: &Facts) {
+fn configuration(found: &mut Findings, now: Instant, facts: &Facts) {
     let facts = &facts.configuration;
     found.of = Subsystem::Configuration;
     if let Some(mistakes) = &facts.refused {
@@ -125,7 +125,7 @@ fn configuration(found: &mut Found, now: Instant, facts: &Facts) {
     }
 }
 
-fn local_view(found: &mut Found, facts: &Facts) {
+fn local_view(found: &mut Findings, facts: &Facts) {
     let facts = &facts.addresses;
     found.of = Subsystem::LocalView;
     if facts.unknown {
@@ -161,7 +161,7 @@ fn local_view(found: &mut Found, facts: &Facts) {
     }
 }
 
-fn kernel(found: &mut Found, facts: &Facts) {
+fn kernel(found: &mut Findings, facts: &Facts) {
     found.of = Subsystem::Kernel;
     if let Some(reason) = &facts.kernel.silent {
         found.failed(
@@ -204,7 +204,7 @@ fn kernel(found: &mut Found, facts: &Facts) {
     }
 }
 
-fn responder(found: &mut Found, now: Instant, facts: &Facts) {
+fn responder(found: &mut Findings, now: Instant, facts: &Facts) {
     found.of = Subsystem::Responder;
     match &facts.programs {
         Programs::Unwanted => return,
@@ -264,7 +264,7 @@ fn responder(found: &mut Found, now: Instant, facts: &Facts) {
     }
 }
 
-fn peers(found: &mut Found, facts: &Facts) {
+fn peers(found: &mut Findings, facts: &Facts) {
     let by_kernel = matches!(facts.programs, Programs::Loaded { .. });
     let facts = &facts.peers;
     found.of = Subsystem::Peers;
@@ -338,7 +338,7 @@ fn peers(found: &mut Found, facts: &Facts) {
 }
 
 fn sa(
-    found: &mut Found,
+    found: &mut Findings,
     now: Instant,
     port: &Port,
     facts: &Facts,
@@ -397,7 +397,7 @@ fn sa(
     }
 }
 
-fn control(found: &mut Found, now: Instant, facts: &Facts) {
+fn control(found: &mut Findings, now: Instant, facts: &Facts) {
     found.of = Subsystem::Control;
     if let Some(state) = &facts.control.group_unknown {
         found.degraded(
