@@ -163,7 +163,7 @@ impl Watch {
 
     /// Watches the ports of a device until it is removed.
     fn device(&self, device: DeviceName) {
-        let mut told: BTreeMap<PortName, Told> = BTreeMap::new();
+        let mut told: BTreeMap<PortName, LastReport> = BTreeMap::new();
         let mut pokes = 0;
         loop {
             let dir = self.dirs.sys.join("class/infiniband").join(device.as_str()).join("ports");
@@ -193,7 +193,7 @@ impl Watch {
     }
 
     /// Reports changes; `false` if the engine is gone.
-    fn tell(&self, name: PortName, facts: PortFacts, told: &mut Told) -> bool {
+    fn tell(&self, name: PortName, facts: PortFacts, told: &mut LastReport) -> bool {
         let (opened, blocked) = match told.open_device.upgrade() {
             Some(_) => (None, None),
             None => match open_device(&self.dirs, name) {
@@ -217,7 +217,7 @@ impl Watch {
 
 /// The last report about a port.
 #[derive(Debug, Default)]
-struct Told {
+struct LastReport {
     facts: Option<PortFacts>,
     blocked: Option<String>,
     /// Exists while the engine has the device open.
