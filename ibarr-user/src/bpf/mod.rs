@@ -42,7 +42,7 @@ pub(crate) use self::error::Error;
 pub(crate) use self::learned::{Element, PART, Part};
 pub(crate) use self::left::{Detached, Left, detach, read};
 pub(crate) use self::loader::{Options, Progress};
-pub(crate) use self::packets::{Packets, Seen};
+pub(crate) use self::packets::{HandledPacket, Packets};
 
 use self::handover::Handover;
 use self::loader::{Report, Task};

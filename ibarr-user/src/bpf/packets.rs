@@ -27,14 +27,14 @@ use super::error::Error;
 #[derive(Debug, Default)]
 pub(crate) struct Packets {
     /// In the order of the ring, at most `BATCH`.
-    pub seen: Vec<Seen>,
+    pub seen: Vec<HandledPacket>,
     /// How many reports were lost before these.
     pub lost: u64,
 }
 
 /// A packet that a program has handled.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct HandledPacket {
     /// When.
     pub at: Instant,
     /// The address that it asks for; `::` if it is no query.
@@ -148,10 +148,10 @@ impl Losses {
 
 /// Collects the lines of the programs.
 #[derive(Clone, Default)]
-pub(super) struct Sink(Arc<Mutex<Vec<Seen>>>);
+pub(super) struct Sink(Arc<Mutex<Vec<HandledPacket>>>);
 
 impl Sink {
-    fn take(&self) -> Vec<Seen> {
+    fn take(&self) -> Vec<HandledPacket> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -172,7 +172,7 @@ impl Log for Sink {
 }
 
 /// A line of `ibarr-ebpf/src/bin/logging/log.rs`.
-fn parse(line: &str) -> Option<Seen> {
+fn parse(line: &str) -> Option<HandledPacket> {
     let mut words = line.split(' ');
     let mut number = || words.next()?.parse::<u64>().ok();
     let at = Instant::from_nanos(number()?);
@@ -183,7 +183,7 @@ fn parse(line: &str) -> Option<Seen> {
     let reason: usize = words.next()?.parse().ok()?;
     let by = Program::ALL.into_iter().find(|by| by.index() == program)?;
     let reason = *Reason::ALL.get(reason)?;
-    Some(Seen { at, target, by, ifindex, from, reason })
+    Some(HandledPacket { at, target, by, ifindex, from, reason })
 }
 
 #[cfg(test)]
@@ -196,7 +196,7 @@ mod tests {
         let (at, target) = (Instant::from_nanos(1_000_000_007), "fd00:7::1".parse().unwrap());
         let from = "10.7.0.2".parse().unwrap();
         let (by, ifindex, reason) = (Program::Guard, IfIndex::new(5), Reason::NotAllowed);
-        assert_eq!(parse(line), Some(Seen { at, target, by, ifindex, from, reason }));
+        assert_eq!(parse(line), Some(HandledPacket { at, target, by, ifindex, from, reason }));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
-use crate::bpf::{self, Responder, Seen};
+use crate::bpf::{self, HandledPacket, Responder};
 use crate::control::messages::{
     Body, Failure, FailureKind, Response, TraceEnd, TraceRequest, Traced, Tracing,
 };
@@ -154,7 +154,7 @@ impl Tracers {
 
     /// What the programs in the kernel have done.
     pub(super) fn add_packets(&mut self, packets: &bpf::Packets, node: &mut Node) {
-        for &Seen { at, target, by: program, ifindex, from, reason } in &packets.seen {
+        for &HandledPacket { at, target, by: program, ifindex, from, reason } in &packets.seen {
             let (interface, verdict) = (name_or_index(node, ifindex), Verdict::of(program, reason));
             let cause = (reason != Reason::Answered).then(|| reason.name().replace('_', "-"));
             let step = Step::Packet { program, interface, from, verdict, cause };
