@@ -7,7 +7,7 @@ use hashbrown::HashSet;
 use ibarr_common::map::{AllowPrefix, ResponderCfg};
 use ipnet::IpNet;
 
-use super::maps::{AllowKey, Held, MapUpdate};
+use super::maps::{AllowKey, MapElements, MapUpdate};
 use crate::ip2gid::Prefixes;
 
 /// The updates, in order, that change the map from `held` to `wanted`.
@@ -17,7 +17,7 @@ use crate::ip2gid::Prefixes;
 /// sets allow is never refused, and one that both refuse is never allowed. While the map is in use
 /// (`RESTRICT`), it first grows to the union of both sets, then shrinks. While it is not in use,
 /// every source is allowed, which is one of the two sets.
-pub(super) fn change(held: &Held, wanted: &Prefixes) -> Vec<MapUpdate> {
+pub(super) fn change(held: &MapElements, wanted: &Prefixes) -> Vec<MapUpdate> {
     let wanted: Vec<_> = wanted.iter().map(key).collect();
     let there: HashSet<_, FixedState> = held.allow.iter().copied().collect();
     let kept: HashSet<_, FixedState> = wanted.iter().copied().collect();
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     /// Whether the programs allow `source`.
-    fn allows(held: &Held, source: IpAddr) -> bool {
+    fn allows(held: &MapElements, source: IpAddr) -> bool {
         let (_, address) = AllowPrefix::new(source, 0);
         let source = u128::from_be_bytes(address.address);
         let covers = |key: &AllowKey| {
@@ -67,7 +67,7 @@ mod tests {
         !held.cfg.restricts() || held.allow.iter().any(covers)
     }
 
-    fn apply(held: &mut Held, update: &MapUpdate) {
+    fn apply(held: &mut MapElements, update: &MapUpdate) {
         match *update {
             MapUpdate::Allow(key) => held.allow.push(key),
             MapUpdate::NoAllow(key) => held.allow.retain(|held| *held != key),
@@ -90,7 +90,7 @@ mod tests {
         fn change_of_allow_affects_no_other_source_meanwhile(
             old in prefixes(), new in prefixes()
         ) {
-            let mut held = Held::default();
+            let mut held = MapElements::default();
             held.cfg.lease_end = 1;
             for update in change(&held, &old) {
                 apply(&mut held, &update);

@@ -62,7 +62,7 @@ pub struct RouteKey {
 
 /// The keys of all elements, and the values that the updates depend on.
 #[derive(Clone, Debug, Default)]
-pub struct Held {
+pub struct MapElements {
     /// Addresses of this node.
     pub addresses: Vec<GidKey>,
     /// Interfaces on which peers are answered.

@@ -30,7 +30,7 @@ use ibarr_common::{IfIndex, Instant};
 
 use self::life::Life;
 pub use self::life::{Blocked, Done, Kind, NotLoaded, Order};
-pub use self::maps::{AllowKey, Fault, Held, MapUpdate, RouteKey};
+pub use self::maps::{AllowKey, Fault, MapElements, MapUpdate, RouteKey};
 pub use self::settings::{Counter, Settings};
 pub use self::types::{Event, Input, Output, State};
 pub use self::work::{Arranged, Hook, Mode, Step, Work};
@@ -362,7 +362,7 @@ impl Responder {
         }
         if self.maps == Maps::Equal {
             let allow = old.iter().map(allow::key).collect();
-            self.change_allow(&Held { allow, cfg: self.cfg, ..Held::default() });
+            self.change_allow(&MapElements { allow, cfg: self.cfg, ..MapElements::default() });
         }
         if (settings.mode, &settings.on) != (self.settings.mode, &self.settings.on) {
             self.want_all_anew();
@@ -429,7 +429,7 @@ impl Responder {
     }
 
     /// Makes the maps equal to the view; stale elements are removed first.
-    fn fill(&mut self, view: &LocalView, held: &Held) {
+    fn fill(&mut self, view: &LocalView, held: &MapElements) {
         for served in view.served() {
             self.serve(served);
         }
@@ -453,7 +453,7 @@ impl Responder {
         self.change_allow(held);
     }
 
-    fn change_allow(&mut self, held: &Held) {
+    fn change_allow(&mut self, held: &MapElements) {
         self.updates.extend(allow::change(held, &self.allow));
     }
 

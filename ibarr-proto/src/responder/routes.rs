@@ -8,7 +8,7 @@ use ibarr_common::IfIndex;
 use ibarr_common::map::{Route, RoutePrefix};
 use ipnet::IpNet;
 
-use super::maps::{Held, MapUpdate, RouteKey};
+use super::maps::{MapElements, MapUpdate, RouteKey};
 use crate::local_view::routing::{RouteBack, Via};
 
 /// The map element of a route.
@@ -30,7 +30,10 @@ pub(super) fn key(ifindex: IfIndex, prefix: IpNet) -> RouteKey {
 /// The updates, in order, that change the map from `held` to `wanted`. No source is led back
 /// meanwhile that is not led back before or after: prefixes that lead elsewhere are added first and
 /// removed last.
-pub(super) fn change(held: &Held, wanted: impl Iterator<Item = RouteBack>) -> Vec<MapUpdate> {
+pub(super) fn change(
+    held: &MapElements,
+    wanted: impl Iterator<Item = RouteBack>,
+) -> Vec<MapUpdate> {
     let there: HashMap<_, _, FixedState> = held.routes.iter().copied().collect();
     let mut wanted: HashMap<_, _, FixedState> = wanted
         .filter_map(|route| match update(route) {

@@ -640,8 +640,8 @@ impl Fake {
         Ok(())
     }
 
-    fn held(&self) -> Held {
-        Held {
+    fn held(&self) -> MapElements {
+        MapElements {
             addresses: self.addresses.values().map(|entry| entry.key).collect(),
             interfaces: self.interfaces.iter().copied().collect(),
             allow: self.allow.clone(),

@@ -3,7 +3,7 @@
 use alloc::string::String;
 
 use super::life::{Done, Order};
-use super::maps::{Fault, Held, MapUpdate};
+use super::maps::{Fault, MapElements, MapUpdate};
 use super::work::Hook;
 use crate::local_view::InterfaceName;
 
@@ -15,7 +15,7 @@ pub enum Input {
     /// The result of the last [`Output::Map`].
     MapDone(Result<(), Fault>),
     /// The answer to [`Output::Keys`].
-    Keys(Result<Held, Fault>),
+    Keys(Result<MapElements, Fault>),
     /// The last order is executed.
     Done(Done),
     /// Whether programs are to report their packets.

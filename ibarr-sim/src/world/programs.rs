@@ -16,7 +16,7 @@ use ibarr_ebpf::decide::{self, Ingress, Node};
 use ibarr_ebpf::packet::{Ipv4Query, Ipv6Query, QueryPacket};
 use ibarr_proto::local_view::{LocalView, Owned};
 use ibarr_proto::responder::{
-    AllowKey, Arranged, Fault, Held, Hook, MapUpdate, RouteKey, Step, Work,
+    AllowKey, Arranged, Fault, Hook, MapElements, MapUpdate, RouteKey, Step, Work,
 };
 use zerocopy::FromBytes as _;
 
@@ -181,8 +181,8 @@ impl Programs {
         Ok(())
     }
 
-    pub(super) fn held(&self) -> Held {
-        Held {
+    pub(super) fn held(&self) -> MapElements {
+        MapElements {
             addresses: self.addresses.values().map(|entry| entry.key).collect(),
             interfaces: self.interfaces.keys().copied().collect(),
             allow: self.allow.clone(),

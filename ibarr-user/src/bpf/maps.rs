@@ -9,7 +9,7 @@ use ibarr_common::map::{
     self, Allow, AllowPrefix, Counters, GidEntry, GidKey, Interface, Neighbour, NeighbourKey,
     Program, Reason, ResponderCfg, Route, RoutePrefix,
 };
-use ibarr_proto::responder::{AllowKey, Held, MapUpdate, RouteKey};
+use ibarr_proto::responder::{AllowKey, MapElements, MapUpdate, RouteKey};
 
 use super::interfaces::Interfaces;
 use super::map::{Error, absent, open};
@@ -112,7 +112,7 @@ impl Maps {
         Ok(())
     }
 
-    pub(super) fn keys(&self) -> Result<Held, Error> {
+    pub(super) fn keys(&self) -> Result<MapElements, Error> {
         let addresses = self.gid_cache.keys().map(|key| Ok(key?.0));
         let allow = self.allow.keys().map(|key| {
             let key = key?;
@@ -123,7 +123,7 @@ impl Maps {
             Ok((RouteKey { bits: key.prefix_len(), prefix: key.data().0 }, route.0))
         });
         let neighbours = self.neighbours.keys().map(|key| Ok(key?.0));
-        Ok(Held {
+        Ok(MapElements {
             addresses: all(map::GID_CACHE, addresses)?,
             interfaces: self.interfaces.all()?.into_iter().map(|(ifindex, _)| ifindex).collect(),
             allow: all(map::ALLOW, allow)?,

@@ -32,7 +32,7 @@ use std::sync::mpsc as sync;
 
 use ibarr_common::Instant;
 use ibarr_common::map::{Program, Reason, ResponderCfg};
-use ibarr_proto::responder::{Event, Fault, Held, Input, MapUpdate, Output};
+use ibarr_proto::responder::{Event, Fault, Input, MapElements, MapUpdate, Output};
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
@@ -125,7 +125,7 @@ impl Responder {
             }
             Output::Keys => {
                 let open = self.open.as_ref();
-                let keys = open.map_or(Ok(Held::default()), |open| Ok(open.maps.keys()?));
+                let keys = open.map_or(Ok(MapElements::default()), |open| Ok(open.maps.keys()?));
                 return Some(Input::Keys(keys));
             }
             Output::Close => self.close(),
