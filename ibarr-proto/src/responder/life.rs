@@ -8,7 +8,7 @@ use core::fmt;
 
 use ibarr_common::Instant;
 
-use super::work::{Arranged, Work};
+use super::work::{Work, WorkResult};
 use super::{Fault, RETRY};
 use crate::retry::Repair;
 
@@ -35,7 +35,7 @@ pub enum Done {
     /// With the directory of the pins, if only the daemon's mount namespace has it.
     Opened(Result<Option<String>, NotLoaded>),
     Closed,
-    Arranged(Arranged),
+    Arranged(WorkResult),
     /// Others have changed the pins, so all was taken down.
     Lost(NotLoaded),
     Reporting(Result<(), Fault>),

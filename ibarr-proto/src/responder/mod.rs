@@ -33,7 +33,7 @@ pub use self::life::{Blocked, Done, Kind, NotLoaded, Order};
 pub use self::maps::{AllowKey, Fault, MapElements, MapUpdate, RouteKey};
 pub use self::settings::{Counter, Settings};
 pub use self::types::{Event, Input, Output, State};
-pub use self::work::{Arranged, Hook, Mode, Step, Work};
+pub use self::work::{Hook, Mode, Step, Work, WorkResult};
 use self::work::{Outcome, Wanted, Wish};
 use crate::counters::Counters;
 use crate::ip2gid::Prefixes;
@@ -326,7 +326,7 @@ impl Responder {
         self.gives_up || self.need > Need::Nothing && is_leased
     }
 
-    fn arranged(&mut self, now: Instant, done: Arranged) {
+    fn arranged(&mut self, now: Instant, done: WorkResult) {
         for (ifindex, wish, outcome) in done.interfaces {
             match self.interfaces.get_mut(&ifindex) {
                 Some(slot) if slot.wish == wish => {

@@ -97,7 +97,7 @@ pub(super) struct Wish(pub(super) u64);
 
 /// The outcome of a [`Work`].
 #[derive(Clone, Debug)]
-pub struct Arranged {
+pub struct WorkResult {
     pub(super) interfaces: Vec<(IfIndex, Wish, Outcome)>,
     /// Whether all other attachments and layouts were removed.
     pub(super) settled: Result<(), Fault>,
@@ -116,7 +116,7 @@ pub(super) enum Outcome {
     Failed(String),
 }
 
-impl Arranged {
+impl WorkResult {
     /// Nothing was changed.
     pub fn nothing() -> Self {
         Self { interfaces: Vec::new(), settled: Ok(()) }
@@ -132,7 +132,7 @@ impl Work {
         self,
         attached: Result<BTreeSet<(IfIndex, Hook)>, Fault>,
         mut carry_out: impl FnMut(Step) -> Result<bool, Fault>,
-    ) -> Arranged {
+    ) -> WorkResult {
         let mut interfaces = Vec::new();
         let mut keep = BTreeSet::new();
         for wanted in self.wanted {
@@ -151,7 +151,7 @@ impl Work {
             gone.try_for_each(|&(ifindex, hook)| carry_out(Step::Detach(ifindex, hook)).map(drop))?;
             carry_out(Step::Settle).map(drop)
         });
-        Arranged { interfaces, settled }
+        WorkResult { interfaces, settled }
     }
 }
 

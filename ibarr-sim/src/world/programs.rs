@@ -16,7 +16,7 @@ use ibarr_ebpf::decide::{self, Ingress, Node};
 use ibarr_ebpf::packet::{Ipv4Query, Ipv6Query, QueryPacket};
 use ibarr_proto::local_view::{LocalView, Owned};
 use ibarr_proto::responder::{
-    AllowKey, Arranged, Fault, Hook, MapElements, MapUpdate, RouteKey, Step, Work,
+    AllowKey, Fault, Hook, MapElements, MapUpdate, RouteKey, Step, Work, WorkResult,
 };
 use zerocopy::FromBytes as _;
 
@@ -205,7 +205,7 @@ impl Programs {
 
 impl Programs {
     /// Executes work of the daemon.
-    pub(super) fn arrange(&mut self, work: Work) -> Arranged {
+    pub(super) fn arrange(&mut self, work: Work) -> WorkResult {
         work.run(Ok(self.attached.clone()), |step| {
             match step {
                 Step::Look(interface, hook) => {

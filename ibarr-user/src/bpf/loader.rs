@@ -12,7 +12,7 @@ use std::{io, thread};
 
 use ibarr_common::map;
 use ibarr_proto::local_view::Served;
-use ibarr_proto::responder::{Arranged, Done, Fault, Hook, Order, Step};
+use ibarr_proto::responder::{Done, Fault, Hook, Order, Step, WorkResult};
 use nix::net::if_::if_indextoname;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tokio::sync::mpsc;
@@ -138,7 +138,7 @@ fn execute(
             Done::Closed
         }
         Order::Arrange(work) => {
-            let Some(it) = loader else { return Done::Arranged(Arranged::nothing()) };
+            let Some(it) = loader else { return Done::Arranged(WorkResult::nothing()) };
             if let Err(error) = it.pins.check() {
                 // A program that nothing finds is not left behind.
                 warn_of(loader.take().map_or(Ok(()), |it| take_down(it.pins).map(drop)));
