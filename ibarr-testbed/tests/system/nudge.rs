@@ -73,15 +73,14 @@ fn without_ipv6_nudges_use_ipv4_but_never_on_loopback() {
     assert_eq!(watcher.created(), []);
 
     let ifindex = IfIndex::new(if_nametoindex("v0").unwrap()).unwrap();
-    let hwaddr = HwAddr::new(&[2, 0, 0, 0, 0, 1]).unwrap();
-    nudger.nudge(Some(NudgeTarget { ifindex, hwaddr }), None);
+    let target = |hwaddr| Some(NudgeTarget { ifindex, hwaddr: HwAddr::new(hwaddr).unwrap() });
+    nudger.nudge(target(&[2, 0, 0, 0, 0, 1]), None);
     outcomes.blocking_recv().unwrap().unwrap();
     assert_eq!(watcher.created(), [(ADDRESS_V4.into(), ifindex.get())]);
     nothing_is_left();
 
     // A hardware address that no neighbour of this interface can have.
-    let hwaddr = HwAddr::new(&[2; 5]).unwrap();
-    nudger.nudge(Some(NudgeTarget { ifindex, hwaddr }), None);
+    nudger.nudge(target(&[2; 5]), None);
     let error = outcomes.blocking_recv().unwrap().unwrap_err();
     assert!(matches!(error, NudgeError::Refused(IpAddr::V4(ADDRESS_V4), Errno::EINVAL)), "{error}");
     nothing_is_left();
