@@ -52,8 +52,8 @@ fn prove(report: &mut Report, mut rig: Rig) {
     claim("every interface goes to connected mode", connected());
     echoes(&mut claim, "connected", 20_000);
     claim("connected: IPv4 in the partition", ping(Place::Here, CHILD_OF_B, 20_000));
-    claim("the fabric is still there", rig.fabric.is_alive());
-    claim("OpenSM is still there", rig.opensm.is_alive());
+    claim("the fabric is still there", rig.fabric.check_alive());
+    claim("OpenSM is still there", rig.opensm.check_alive());
     claim("OpenSM has logged no error", opensm_is_content());
     drop(host);
 }

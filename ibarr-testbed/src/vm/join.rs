@@ -121,6 +121,6 @@ fn answered_by_program(there: &Ibarr) -> Result<()> {
 }
 
 fn stands(mut rig: Rig) -> Result<()> {
-    rig.opensm.is_alive()?;
-    rig.fabric.is_alive()
+    rig.opensm.check_alive()?;
+    rig.fabric.check_alive()
 }

@@ -35,8 +35,12 @@ const STATES: [&str; 9] =
 /// What a core calls its modules of types.
 const MODULES: [&str; 7] = ["as", "client", "neighbours", "routing", "rules", "self", "server"];
 
-const RULES: [Rule; 10] = [
+const RULES: [Rule; 11] = [
     Rule("type-aliases", "type aliases", |file| code(file).filter(|line| is_alias(line)).count()),
+    Rule("is-that-acts", "functions called is_ that act", |file| {
+        let before = code(file).filter_map(|line| line.split_once("&mut self"));
+        before.filter(|(name, _)| !file.is_test() && name.contains("fn is_")).count()
+    }),
     Rule("short-docs", "documentations of two or three words", short_docs),
     Rule("README.md", "words", |file| words_of("README.md", file)),
     Rule("ARCHITECTURE.md", "words", |file| words_of("ARCHITECTURE.md", file)),
@@ -49,11 +53,9 @@ const RULES: [Rule; 10] = [
     Rule("driver-retries", "lines about retries in engine, transport and bpf", |file| {
         in_driver(file, |line| ["RETRY", "retry_at", "Repair"].iter().any(|it| line.contains(it)))
     }),
-    Rule(
-        "driver-outcomes",
-        "lines that tell outcomes apart in engine, transport and bpf",
-        |file| in_driver(file, |line| line.contains("Outcome::")),
-    ),
+    Rule("driver-outcomes", "lines about outcomes in engine, transport and bpf", |file| {
+        in_driver(file, |line| line.contains("Outcome::"))
+    }),
 ];
 
 /// Each name, its unit, and the number of all files together.
@@ -137,6 +139,7 @@ mod tests {
     fn each_rule_counts_what_it_names() {
         let aliases = "type A = u8;\npub type B = u8;\npub(crate) type C = u8;\n    type D = u8;\n";
         assert_eq!(counts("a/src/b.rs", aliases), [("type-aliases", 3)]);
+        assert_eq!(counts("a/src/b.rs", "fn is_a(&mut self)\n"), [("is-that-acts", 1)]);
         let docs = "/// One.\n\n/// The port.\na\n    /// The other port.\nb\n/// The port of\n/// a node.\n";
         assert_eq!(counts("a/src/b.rs", docs), [("short-docs", 2)]);
         assert_eq!(counts("README.md", "two words\n"), [("README.md", 2), ("documents", 2)]);
@@ -144,8 +147,7 @@ mod tests {
         let engine = "use ibarr_proto::node::Node;\nuse ibarr_proto::sa;\n// ibarr_proto::acm\n";
         assert_eq!(counts("ibarr-user/src/engine/a.rs", engine), [("engine-of-proto", 1)]);
         assert!(counts("ibarr-user/src/engine/tests.rs", engine).is_empty());
-        let core =
-            "use crate::paths::{self, Paths, PortName};\nuse crate::ip2gid::is_link_local;\n";
+        let core = "use crate::paths::{self, Paths};\nuse crate::ip2gid::is_link_local;\n";
         assert_eq!(counts("ibarr-proto/src/acm/a.rs", core), [("core-reaches", 2)]);
         assert_eq!(counts("ibarr-proto/src/paths/a.rs", core), [("core-reaches", 1)]);
         assert!(counts("ibarr-proto/src/node.rs", core).is_empty());

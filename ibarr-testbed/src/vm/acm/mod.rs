@@ -51,7 +51,7 @@ fn prove(report: &mut Report, rig: &Rig) {
 }
 
 fn stands(mut rig: Rig) -> Result<()> {
-    rig.opensm.is_alive()?;
-    rig.fabric.is_alive()?;
+    rig.opensm.check_alive()?;
+    rig.fabric.check_alive()?;
     Ok(())
 }

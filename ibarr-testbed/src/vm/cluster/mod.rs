@@ -190,7 +190,7 @@ impl Cluster {
 
     /// The manager that each guest sees, and the state of the other one.
     fn managers(&mut self) -> Result<()> {
-        self.fabric.is_alive()?;
+        self.fabric.check_alive()?;
         is_manager(Place::Here, "MASTER")?;
         is_manager(Place::Other, "STANDBY")
     }

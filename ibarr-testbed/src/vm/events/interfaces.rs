@@ -77,8 +77,8 @@ fn reloaded(scene: &mut Scene) -> Result<()> {
     Rig::ports_are_active()?;
     Rig::distribute()?;
     Rig::wire()?;
-    scene.here.is_alive()?;
-    scene.there.is_alive()?;
+    scene.here.check_alive()?;
+    scene.there.check_alive()?;
     scene.works()
 }
 

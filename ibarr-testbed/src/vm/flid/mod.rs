@@ -146,7 +146,7 @@ impl Subnets {
 
     fn stand(&mut self) -> Result<()> {
         self.managers.iter_mut().try_for_each(Process::is_alive)?;
-        self.fabric.is_alive()
+        self.fabric.check_alive()
     }
 }
 

@@ -76,7 +76,7 @@ pub(crate) fn run() -> ExitCode {
             }
             prove(&mut report, mode);
         }
-        report.claim("the fabric is still there", rig.fabric.is_alive());
+        report.claim("the fabric is still there", rig.fabric.check_alive());
     }
     report.end()
 }

@@ -138,8 +138,8 @@ impl Connection {
     }
 
     pub(crate) fn close(mut self) -> Result<()> {
-        self.server.is_alive()?;
-        self.client.is_alive()?;
+        self.server.check_alive()?;
+        self.client.check_alive()?;
         self.client.kill()?;
         self.server.kill()
     }

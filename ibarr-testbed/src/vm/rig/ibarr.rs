@@ -243,13 +243,13 @@ impl Ibarr {
     }
 
     /// Checks that the daemon has not ended.
-    pub(crate) fn is_alive(&mut self) -> Result<()> {
-        self.process.is_alive()
+    pub(crate) fn check_alive(&mut self) -> Result<()> {
+        self.process.check_alive()
     }
 
     /// Asks the daemon to end, and checks its exit status.
     pub(crate) fn stop(mut self) -> Result<()> {
-        self.process.is_alive()?;
+        self.process.check_alive()?;
         let status = self.process.stop()?;
         ensure!(status.success(), "ibarr: {status}");
         Ok(())

@@ -111,7 +111,7 @@ impl Process {
     }
 
     /// Checks that the program has not ended.
-    pub(crate) fn is_alive(&mut self) -> Result<()> {
+    pub(crate) fn check_alive(&mut self) -> Result<()> {
         let ended = self.child.try_wait()?;
         ensure!(ended.is_none(), "{} has ended: {}", self.name, ended.unwrap_or_default());
         Ok(())

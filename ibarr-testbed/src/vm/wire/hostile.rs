@@ -54,7 +54,7 @@ pub(super) fn harmless(odd: u64) -> Result<()> {
             wire.carry(true)?;
             sent += wire.disturb()?;
         }
-        if server.is_alive().is_err() || client.is_alive().is_err() {
+        if server.check_alive().is_err() || client.check_alive().is_err() {
             server.kill()?;
             client.kill()?;
             pair = None;
@@ -69,7 +69,7 @@ pub(super) fn harmless(odd: u64) -> Result<()> {
     Report::note(format_args!("{sent} odd packets of seed {SEED}; {pairs} connections"));
 
     let (mut server, mut client) = wire.talk(&["-e", "-s", "3000", "-n", "50"])?;
-    while server.is_alive().is_ok() || client.is_alive().is_ok() {
+    while server.check_alive().is_ok() || client.check_alive().is_ok() {
         wire.carry(false)?;
     }
     for process in [server, client] {
