@@ -145,7 +145,7 @@ impl Subnets {
     }
 
     fn stand(&mut self) -> Result<()> {
-        self.managers.iter_mut().try_for_each(Process::is_alive)?;
+        self.managers.iter_mut().try_for_each(Process::check_alive)?;
         self.fabric.check_alive()
     }
 }
