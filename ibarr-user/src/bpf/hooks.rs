@@ -27,8 +27,9 @@ use tracing::debug;
 
 use super::pins::{self, Pins};
 use super::tc::Filter;
-use super::{netlink, tc, xdp};
+use super::{tc, xdp};
 use crate::sys::bpf::pinned_link_info;
+use crate::transport::rtnetlink;
 
 /// Why no program is attached.
 #[derive(Debug, Error)]
@@ -47,7 +48,7 @@ pub enum Error {
     Pins(#[from] pins::Error),
     /// The filters cannot be read or removed.
     #[error("tc")]
-    Tc(#[from] netlink::Error),
+    Tc(#[from] rtnetlink::Error),
     /// A filter of another program has our priority and handle.
     #[error("another filter, {0:?}, has priority {PRIORITY} and handle {HANDLE:#x}: remove it")]
     Taken(String),

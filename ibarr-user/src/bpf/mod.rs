@@ -17,7 +17,6 @@ mod loader;
 mod map;
 mod maps;
 mod names;
-mod netlink;
 mod own;
 mod packets;
 mod pins;

@@ -9,11 +9,11 @@ use ibarr_common::IfIndex;
 use neli::FromBytesWithInput;
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Rtm, Tca};
-use neli::rtnl::{RtattrBuilder, Tcmsg, TcmsgBuilder};
+use neli::rtnl::{Tcmsg, TcmsgBuilder};
 use neli::types::RtBuffer;
 
-use super::netlink::{Error, SEQ, ask};
-use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, nested};
+use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, nested, rtattr};
+use crate::transport::rtnetlink::{Error, ask};
 
 /// The ingress filter with this priority and handle.
 pub(super) fn filter_at(
@@ -32,22 +32,18 @@ pub(super) fn has_filters(ifindex: IfIndex) -> Result<bool, Error> {
 
 /// Removes the clsact qdisc with all its filters. A missing qdisc is no error.
 pub(super) fn remove_clsact(ifindex: IfIndex) -> Result<(), Error> {
-    let kind = RtattrBuilder::default()
-        .rta_type(Tca::Kind)
-        .rta_payload(c"clsact".to_bytes_with_nul())
-        .build()
-        .expect(ALL_SET);
+    let kind = rtattr(Tca::Kind, c"clsact".to_bytes_with_nul());
     let message = tcmsg(ifindex, CLSACT_HANDLE, CLSACT_PARENT)
         .rtattrs(RtBuffer::from_iter([kind]))
         .build()
         .expect(ALL_SET);
-    match ask(&message::request(Rtm::Delqdisc, NlmF::ACK, SEQ, message), |_| Ok(())) {
-        Err(Error::Io(error))
+    match ask(&message::request(Rtm::Delqdisc, NlmF::ACK, 0, message), |_| Ok(None::<()>)) {
+        Err(Error::Refused(error))
             if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) =>
         {
             Ok(())
         }
-        result => result,
+        result => result.map(drop),
     }
 }
 
@@ -62,29 +58,27 @@ pub(super) struct Filter {
 
 fn filters(ifindex: IfIndex, parent: u32) -> Result<Vec<Filter>, Error> {
     let message = tcmsg(ifindex, 0, parent).build().expect(ALL_SET);
-    let mut filters = Vec::new();
-    ask(&message::request(Rtm::Gettfilter, NlmF::DUMP, SEQ, message), |frame| {
+    ask(&message::request(Rtm::Gettfilter, NlmF::DUMP, 0, message), |frame| {
         let (payload, len) = (frame.payload, frame.payload.len());
         let message = Tcmsg::from_bytes_with_input(&mut Cursor::new(payload), len)
             .map_err(|_| Malformed::Attributes)?;
         // The dump also lists chains of filters, which have no handle.
-        if *message.tcm_handle() != 0 {
-            let options = attribute(message.rtattrs(), Tca::Options).unwrap_or_default();
-            let options = nested::<u16>(options)?;
-            let name = attribute(&options, TCA_BPF_NAME).unwrap_or_default();
-            let name = name.strip_suffix(b"\0").unwrap_or(name);
-            let program = attribute(&options, TCA_BPF_ID);
-            filters.push(Filter {
-                // The priority is in the upper half, the protocol in the lower.
-                priority: u16::try_from(*message.tcm_info() >> 16).unwrap_or_default(),
-                handle: *message.tcm_handle(),
-                name: String::from_utf8_lossy(name).into_owned(),
-                program: program.and_then(|id| id.try_into().ok()).map(u32::from_ne_bytes),
-            });
+        if *message.tcm_handle() == 0 {
+            return Ok(None);
         }
-        Ok(())
-    })?;
-    Ok(filters)
+        let options = attribute(message.rtattrs(), Tca::Options).unwrap_or_default();
+        let options = nested::<u16>(options)?;
+        let name = attribute(&options, TCA_BPF_NAME).unwrap_or_default();
+        let name = name.strip_suffix(b"\0").unwrap_or(name);
+        let program = attribute(&options, TCA_BPF_ID);
+        Ok(Some(Filter {
+            // The priority is in the upper half, the protocol in the lower.
+            priority: u16::try_from(*message.tcm_info() >> 16).unwrap_or_default(),
+            handle: *message.tcm_handle(),
+            name: String::from_utf8_lossy(name).into_owned(),
+            program: program.and_then(|id| id.try_into().ok()).map(u32::from_ne_bytes),
+        }))
+    })
 }
 
 fn tcmsg(ifindex: IfIndex, handle: u32, parent: u32) -> TcmsgBuilder {

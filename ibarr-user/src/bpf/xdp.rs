@@ -10,13 +10,13 @@ use ibarr_proto::responder::Hook;
 use neli::FromBytesWithInput;
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Ifla, IflaInfo, RtAddrFamily, Rtm};
-use neli::rtnl::{Ifinfomsg, IfinfomsgBuilder, RtattrBuilder};
+use neli::rtnl::{Ifinfomsg, IfinfomsgBuilder};
 use neli::types::{Buffer, RtBuffer};
 use thiserror::Error;
 
-use super::netlink::{self, SEQ, ask};
 use crate::sys::ethtool;
-use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, nested};
+use crate::transport::rtnetlink::message::{self, ALL_SET, Malformed, attribute, nested, rtattr};
+use crate::transport::rtnetlink::{self, ask};
 
 /// Why an interface gets no XDP program.
 #[derive(Debug, Error)]
@@ -38,7 +38,7 @@ pub enum Error {
     Ethtool(#[source] io::Error),
     /// rtnetlink does not answer.
     #[error(transparent)]
-    Netlink(#[from] netlink::Error),
+    Netlink(#[from] rtnetlink::Error),
 }
 
 /// Returns an error if XDP would answer wrongly on the interface.
@@ -62,33 +62,29 @@ pub(super) fn check(interface: &Served, hook: Hook) -> Result<(), Error> {
     Ok(())
 }
 
+#[derive(Default)]
 struct Link {
     /// For a veth: index of its other end, and the namespace of that if it is not ours.
     veth_peer: Option<(IfIndex, Option<i32>)>,
     has_xdp: bool,
 }
 
-fn link(ifindex: IfIndex, namespace: Option<i32>) -> Result<Link, netlink::Error> {
-    let namespace = namespace.map(|id| {
-        let attribute = RtattrBuilder::default().rta_type(Ifla::IfNetnsid).rta_payload(id);
-        attribute.build().expect(ALL_SET)
-    });
+fn link(ifindex: IfIndex, namespace: Option<i32>) -> Result<Link, rtnetlink::Error> {
+    let namespace = namespace.map(|id| rtattr(Ifla::IfNetnsid, &id.to_ne_bytes()));
     let message = IfinfomsgBuilder::default()
         .ifi_family(RtAddrFamily::Unspecified)
         .ifi_index(ifindex.get().cast_signed())
         .rtattrs(RtBuffer::from_iter(namespace))
         .build()
         .expect(ALL_SET);
-    let mut link = Link { veth_peer: None, has_xdp: false };
-    ask(&message::request(Rtm::Getlink, NlmF::ACK, SEQ, message), |frame| {
+    let links = ask(&message::request(Rtm::Getlink, NlmF::empty(), 0, message), |frame| {
         let (payload, len) = (frame.payload, frame.payload.len());
         let message = Ifinfomsg::from_bytes_with_input(&mut Cursor::new(payload), len)
             .map_err(|_| Malformed::Attributes)?;
-        link =
-            Link { veth_peer: veth_peer(message.rtattrs())?, has_xdp: has_xdp(message.rtattrs())? };
-        Ok(())
+        let attributes = message.rtattrs();
+        Ok(Some(Link { veth_peer: veth_peer(attributes)?, has_xdp: has_xdp(attributes)? }))
     })?;
-    Ok(link)
+    Ok(links.into_iter().next().unwrap_or_default())
 }
 
 fn veth_peer(

@@ -14,9 +14,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, SockaddrLike,
-    SockaddrStorage, bind, getsockname, getsockopt, recvmsg, send, sendto, setsockopt, socket,
-    sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockProtocol, SockType, SockaddrLike, SockaddrStorage,
+    bind, getsockname, getsockopt, recvmsg, send, sendto, setsockopt, sockopt,
 };
 use nix::sys::stat::fstat;
 use nix::unistd::Uid;
@@ -24,7 +23,7 @@ use thiserror::Error;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::fd;
+use super::{fd, netlink};
 
 /// A non-blocking socket on which the kernel's requests arrive.
 #[derive(Debug)]
@@ -104,13 +103,7 @@ impl Socket {
     /// # Errors
     /// `EPROTONOSUPPORT` if the kernel has no RDMA.
     pub fn open() -> io::Result<Self> {
-        let fd = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
-            SockProtocol::NetlinkRDMA,
-        )?;
-        Self::netlink(fd)
+        Self::netlink(netlink::open(SockProtocol::NetlinkRDMA, 0)?)
     }
 
     /// Takes over an inherited socket.
@@ -338,7 +331,7 @@ pub const RECEIVE_BUFFER: usize = 16 << 20;
 mod tests {
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
-    use nix::sys::socket::socketpair;
+    use nix::sys::socket::{SockFlag, socketpair};
 
     use super::*;
 
@@ -414,12 +407,7 @@ mod tests {
     async fn socket_of_another_user_is_not_adopted() {
         let (stream, _) = UnixStream::pair().unwrap();
         let (datagram, _) = UnixDatagram::pair().unwrap();
-        let rtnetlink = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::NetlinkRoute,
-        );
+        let rtnetlink = netlink::open(SockProtocol::NetlinkRoute, 0);
         for fd in [stream.into(), datagram.into(), rtnetlink.unwrap()] {
             assert!(matches!(Socket::adopt(fd), Err(AdoptError::Other)));
         }

@@ -13,12 +13,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use ibarr_proto::shares::User;
 use nix::libc;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, getpeername, getsockname,
-    getsockopt, recv, send, sockopt,
+    MsgFlags, SockProtocol, getpeername, getsockname, getsockopt, recv, send, sockopt,
 };
 use nix::unistd::Uid;
 
-use super::udp;
+use super::{netlink, udp};
 
 /// `linux/sock_diag.h`, `linux/netlink.h`.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -91,12 +90,10 @@ fn uid_of_tcp(socket: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     }
     // Any interface, no cookie.
     request.extend([[0; 4], [0xff; 4], [0xff; 4]].concat());
-    let protocol = SockProtocol::NetlinkSockDiag;
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let diag = nix::sys::socket::socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
+    let diag = netlink::open(SockProtocol::NetlinkSockDiag, 0)?;
     send(diag.as_raw_fd(), &request, MsgFlags::empty())?;
     let mut message = [0; 512];
-    let len = recv(diag.as_raw_fd(), &mut message, MsgFlags::MSG_DONTWAIT)?;
+    let len = recv(diag.as_raw_fd(), &mut message, MsgFlags::empty())?;
     let word = |at: usize| Some(u32::from_ne_bytes(*message.get(at..at + 4)?.first_chunk()?));
     let kind = SOCK_DIAG_BY_FAMILY.to_ne_bytes();
     // The user and the inode of the socket.

@@ -124,14 +124,11 @@ pub(super) fn socket_inode(file: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsRawFd, OwnedFd};
-
-    use nix::sys::socket::{
-        AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, socket,
-    };
+    use nix::sys::socket::SockProtocol;
     use nix::sys::stat::fstat;
 
     use super::*;
+    use crate::sys::netlink;
 
     /// Recorded on Linux 6.1 with ibacm's socket unit, and with a member of another group.
     const TABLE: &str = "\
@@ -162,14 +159,7 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
     fn another_socket_in_the_group_is_found_with_its_process() {
         // RTNLGRP_NOP2, which no program uses.
         let group = 1 << 13;
-        let open = || -> OwnedFd {
-            let flags = SockFlag::SOCK_CLOEXEC;
-            let fd =
-                socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)
-                    .unwrap();
-            bind(fd.as_raw_fd(), &NetlinkAddr::new(0, group)).unwrap();
-            fd
-        };
+        let open = || netlink::open(SockProtocol::NetlinkRoute, group).unwrap();
         let ours = open();
         let inode = fstat(&ours).unwrap().st_ino;
         let own_pid = Some(std::process::id());

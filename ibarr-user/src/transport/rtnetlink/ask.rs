@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What commands ask rtnetlink, in the calling thread; the engine asks for routes. Any user may.
+//! Asks rtnetlink in the calling thread: the programs about their hooks, commands about the rest, which any user may.
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::client::{Candidate, Route};
@@ -13,30 +13,31 @@ use ibarr_proto::local_view::neighbours::Entry;
 use ibarr_proto::local_view::rules::{Diverted, Traffic};
 use neli::consts::nl::{NlmF, Nlmsg};
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, NetlinkAddr, recvfrom, send};
+use nix::sys::socket::{MsgFlags, NetlinkAddr, SockProtocol, recvfrom, sendto};
+use thiserror::Error;
 
 use super::message::{self, Frame, Malformed};
 use super::neigh;
 use super::routes::{self, NoRoute};
-use super::socket::bound;
+use crate::sys::netlink;
 
 /// The neighbours that the kernel knows now.
 ///
 /// # Errors
 /// If the kernel refuses, or an answer is malformed.
 pub fn neighbours() -> io::Result<Vec<Entry>> {
-    ask(&neigh::dump_neighbours(0), |frame| match neigh::change(frame)? {
+    Ok(ask(&neigh::dump_neighbours(0), |frame| match neigh::change(frame)? {
         Some(Input::Neighbour(entry)) => Ok(Some(entry)),
         _ => Ok(None),
-    })
+    })?)
 }
 
 /// The addresses of this machine, each with its interface.
 pub(crate) fn addresses() -> io::Result<Vec<(IfIndex, IpAddr)>> {
-    ask(&message::dump_addresses(0), |frame| match message::change(frame)? {
+    Ok(ask(&message::dump_addresses(0), |frame| match message::change(frame)? {
         Some(Input::Address(entry)) => Ok(Some((entry.id.ifindex(), entry.id.address()))),
         _ => Ok(None),
-    })
+    })?)
 }
 
 /// The interface that has this name or altname.
@@ -67,41 +68,77 @@ fn way(candidate: Candidate, packets: Traffic) -> Result<(Route, Option<IpAddr>)
     match answer.map(|found| found.first().copied()) {
         Ok(Some((route, source))) => Ok((route?, source)),
         Ok(None) => Err(NoRoute::Malformed),
-        Err(error) => Err(match error.raw_os_error() {
+        Err(error) => Err(match io::Error::from(error).raw_os_error() {
             Some(errno) => routes::refused(Errno::from_raw(errno), candidate),
             None => NoRoute::Malformed,
         }),
     }
 }
 
-/// Sends a request, and returns what `parse` finds in the messages of the answer: one, or those of a dump.
-fn ask<T>(
+/// Sends a request on a socket of its own, and returns what `parse` finds in the messages of the answer: one, or those
+/// of a dump. The number of the request is 0.
+pub(crate) fn ask<T>(
     request: &[u8],
     parse: impl Fn(&Frame<'_>) -> Result<Option<T>, Malformed>,
-) -> io::Result<Vec<T>> {
+) -> Result<Vec<T>, Error> {
+    let socket = netlink::open(SockProtocol::NetlinkRoute, 0).map_err(io::Error::from)?;
+    ask_on(&socket, request, 0, parse)
+}
+
+/// Sends requests, and returns what `parse` finds in the answer to that with this number.
+pub(super) fn ask_on<T>(
+    socket: &OwnedFd,
+    requests: &[u8],
+    seq: u32,
+    parse: impl Fn(&Frame<'_>) -> Result<Option<T>, Malformed>,
+) -> Result<Vec<T>, Error> {
     // An answer is there when the request is sent, and the next part of a dump when one is read.
-    let fd = bound(0)?;
-    send(fd.as_raw_fd(), request, MsgFlags::empty())?;
+    let fd = socket.as_raw_fd();
+    sendto(fd, requests, &NetlinkAddr::new(0, 0), MsgFlags::empty()).map_err(io::Error::from)?;
     // The kernel fills at most 32 KiB at a time (`netlink_recvmsg`).
     let (mut found, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
     loop {
-        let (len, from) = recvfrom::<NetlinkAddr>(fd.as_raw_fd(), &mut buffer)?;
+        let (len, from) = recvfrom::<NetlinkAddr>(fd, &mut buffer).map_err(io::Error::from)?;
         // Any process may send messages here; the kernel's address is 0.
         if from.is_none_or(|from| from.pid() != 0) {
             continue;
         }
         for frame in message::frames(buffer.get(..len).unwrap_or(&buffer)) {
-            let frame = frame.map_err(io::Error::other)?;
+            let frame = frame.map_err(Error::Malformed)?;
+            if frame.seq != seq {
+                continue;
+            }
             if [Nlmsg::Done, Nlmsg::Error].map(u16::from).contains(&frame.kind) {
-                return match frame.errno().map_err(io::Error::other)? {
+                return match frame.errno().map_err(Error::Malformed)? {
                     0 => Ok(found),
-                    errno => Err(io::Error::from_raw_os_error(errno)),
+                    errno => Err(Error::Refused(io::Error::from_raw_os_error(errno))),
                 };
             }
-            found.extend(parse(&frame).map_err(io::Error::other)?);
+            found.extend(parse(&frame).map_err(Error::Malformed)?);
             if !frame.flags.contains(NlmF::MULTI) {
                 return Ok(found);
             }
+        }
+    }
+}
+
+/// Why a request to rtnetlink failed.
+#[derive(Debug, Error)]
+pub enum Error {
+    #[error("rtnetlink")]
+    Io(#[from] io::Error),
+    /// The kernel's own answer is an error.
+    #[error("rtnetlink")]
+    Refused(#[source] io::Error),
+    #[error("rtnetlink: the answer makes no sense: {0}")]
+    Malformed(Malformed),
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Io(error) | Error::Refused(error) => error,
+            Error::Malformed(error) => Self::other(error),
         }
     }
 }

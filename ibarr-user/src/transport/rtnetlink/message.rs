@@ -89,7 +89,7 @@ pub(super) fn change(frame: &Frame<'_>) -> Result<Option<Input>, Malformed> {
 
 /// Why a message of the kernel is rejected.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-pub(crate) enum Malformed {
+pub enum Malformed {
     #[error("a message header that does not fit")]
     Header,
     #[error("attributes that do not fit")]
@@ -275,7 +275,7 @@ pub(super) fn octets(address: IpAddr) -> (RtAddrFamily, Vec<u8>) {
 }
 
 /// An attribute of a request.
-pub(super) fn rtattr<T: RtaType>(kind: T, payload: &[u8]) -> Rtattr<T, Buffer> {
+pub(crate) fn rtattr<T: RtaType>(kind: T, payload: &[u8]) -> Rtattr<T, Buffer> {
     RtattrBuilder::default().rta_type(kind).rta_payload(payload).build().expect(ALL_SET)
 }
 

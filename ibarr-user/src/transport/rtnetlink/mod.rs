@@ -31,8 +31,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
 pub use self::ask::neighbours;
-pub(crate) use self::ask::{addresses, interface, is_diverted, route};
-pub use self::nudge::{ADDRESS_V4, ADDRESS_V6, LOOPBACK, NudgeError, NudgeTarget, Nudged, Nudger};
+pub(crate) use self::ask::{Error, addresses, ask, interface, is_diverted, route};
+pub use self::neigh::{ADDRESS_V4, ADDRESS_V6};
+pub use self::nudge::{LOOPBACK, NudgeError, NudgeTarget, Nudged, Nudger};
 pub use self::routes::{Answer, NoRoute, RouteAnswer, Routes};
 use self::session::Session;
 use self::socket::{Received, Socket};

@@ -2,6 +2,8 @@
 
 //! Parses rtnetlink messages about neighbours.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use ibarr_proto::ip2gid::client::Route;
 use ibarr_proto::local_view::neighbours::{Entry, State};
 use ibarr_proto::local_view::{HwAddr, Input};
@@ -11,7 +13,12 @@ use neli::rtnl::NdmsgBuilder;
 use neli::types::{Buffer, RtBuffer};
 
 use super::message::{self, ALL_SET, Frame, Malformed, attribute, nested, rtattr};
-use super::nudge::{ADDRESS_V4, ADDRESS_V6};
+
+/// Address of the entries of nudges. It and [`ADDRESS_V4`] are documentation addresses (RFC 3849, RFC 5737),
+/// which no neighbour has. Programs that watch neighbours have to ignore both.
+pub const ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x6962, 0x6172, 0x7200, 0, 0, 0x12b7);
+/// Address of the entries without IPv6, see [`ADDRESS_V6`].
+pub const ADDRESS_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 47);
 
 /// A change of a neighbour; `None` for other messages, such as an address that a bridge has learned, and for
 /// the entries of nudges.
@@ -83,7 +90,7 @@ pub(super) fn get_neighbour(seq: u32, Route { ifindex, next_hop }: Route) -> Vec
     message::request(Rtm::Getneigh, NlmF::empty(), seq, message)
 }
 
-fn message(family: RtAddrFamily) -> NdmsgBuilder {
+pub(super) fn message(family: RtAddrFamily) -> NdmsgBuilder {
     let message = NdmsgBuilder::default().ndm_family(family).ndm_index(0);
     message.ndm_state(Nud::empty()).ndm_type(Rtn::Unspec)
 }

@@ -1,27 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc as sync;
 use std::thread;
 
 use ibarr_common::IfIndex;
 use ibarr_proto::local_view::HwAddr;
-use neli::consts::nl::{NlmF, Nlmsg};
-use neli::consts::rtnl::{Nda, Nud, Rtm, Rtn};
-use neli::rtnl::NdmsgBuilder;
+use neli::consts::nl::NlmF;
+use neli::consts::rtnl::{Nda, Nud, Rtm};
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvfrom, sendto,
-    setsockopt, socket, sockopt,
-};
-use nix::sys::time::{TimeVal, TimeValLike};
+use nix::sys::socket::SockProtocol;
 use thiserror::Error;
 use tokio::sync::mpsc;
 
+use super::ask::{Error, ask_on};
 use super::message::{self, ALL_SET, rtattr};
+use super::neigh::{self, ADDRESS_V4, ADDRESS_V6};
 use crate::sys::local_service::Quiet;
+use crate::sys::netlink;
 
 /// Creates a permanent neighbour entry and deletes it at once, so that the kernel's RDMA core looks
 /// at the answers it has (`netevent_callback` in drivers/infiniband/core/addr.c).
@@ -36,12 +34,6 @@ use crate::sys::local_service::Quiet;
 pub struct Nudger {
     orders: sync::SyncSender<Order>,
 }
-
-/// Address of the entries. It and [`ADDRESS_V4`] are documentation addresses (RFC 3849, RFC 5737),
-/// which no neighbour has. Programs that watch neighbours have to ignore both.
-pub const ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x6962, 0x6172, 0x7200, 0, 0, 0x12b7);
-/// Address of the entries without IPv6, see [`ADDRESS_V6`].
-pub const ADDRESS_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 47);
 
 /// `LOOPBACK_IFINDEX`, the same in every network namespace.
 pub const LOOPBACK: IfIndex = IfIndex::MIN;
@@ -154,16 +146,7 @@ impl Neighbours {
     const ATTEMPTS: u32 = 4;
 
     fn open() -> io::Result<Self> {
-        let fd = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::NetlinkRoute,
-        )?;
-        // The kernel has answered when send(2) returns. If it ever does not, the thread must not
-        // hang.
-        setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(1))?;
-        Ok(Self { fd, seq: 0 })
+        Ok(Self { fd: netlink::open(SockProtocol::NetlinkRoute, 0)?, seq: 0 })
     }
 
     fn nudge(&mut self, fallback: Option<NudgeTarget>) -> Result<IfIndex, NudgeError> {
@@ -186,11 +169,9 @@ impl Neighbours {
         let mut created = Err(Errno::EEXIST);
         for _ in 0..Self::ATTEMPTS {
             let (create, create_seq) = self.request(entry, Rtm::Newneigh);
-            let (delete, delete_seq) = self.request(entry, Rtm::Delneigh);
-            self.send(&[create, delete].concat())?;
-            created = self.verdict(create_seq)?;
             // Refused if the entry could not be created, or another process has deleted it.
-            let _ = self.verdict(delete_seq)?;
+            let (delete, _) = self.request(entry, Rtm::Delneigh);
+            created = self.verdict(&[create, delete].concat(), create_seq)?;
             if created != Err(Errno::EEXIST) {
                 break;
             }
@@ -200,18 +181,15 @@ impl Neighbours {
 
     fn delete(&mut self, entry: &Entry) -> io::Result<Result<(), Errno>> {
         let (delete, seq) = self.request(entry, Rtm::Delneigh);
-        self.send(&delete)?;
-        self.verdict(seq)
+        self.verdict(&delete, seq)
     }
 
     fn request(&mut self, entry: &Entry, kind: Rtm) -> (Vec<u8>, u32) {
         let (family, address) = message::octets(entry.address);
         let hwaddr = entry.hwaddr.map(|hwaddr| rtattr(Nda::Lladdr, hwaddr.as_bytes()));
-        let message = NdmsgBuilder::default()
-            .ndm_family(family)
+        let message = neigh::message(family)
             .ndm_index(entry.ifindex.get().cast_signed())
             .ndm_state(Nud::PERMANENT)
-            .ndm_type(Rtn::Unspec)
             .rtattrs([rtattr(Nda::Dst, &address)].into_iter().chain(hwaddr).collect())
             .build()
             .expect(ALL_SET);
@@ -223,29 +201,12 @@ impl Neighbours {
         (message::request(kind, flags, self.seq, message), self.seq)
     }
 
-    fn send(&self, datagram: &[u8]) -> io::Result<()> {
-        sendto(self.fd.as_raw_fd(), datagram, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
-        Ok(())
-    }
-
-    /// The kernel's answer to the request with `seq`.
-    fn verdict(&self, seq: u32) -> io::Result<Result<(), Errno>> {
-        let mut buffer = [0; 1024];
-        loop {
-            let (len, from) = recvfrom::<NetlinkAddr>(self.fd.as_raw_fd(), &mut buffer)?;
-            // Other processes can send to this socket.
-            if from.is_none_or(|from| from.pid() != 0) {
-                continue;
-            }
-            for frame in message::frames(buffer.get(..len).unwrap_or(&buffer)) {
-                if let Ok(frame) = frame
-                    && frame.kind == u16::from(Nlmsg::Error)
-                    && frame.seq == seq
-                    && let Ok(errno) = frame.errno()
-                {
-                    return Ok(if errno == 0 { Ok(()) } else { Err(Errno::from_raw(errno)) });
-                }
-            }
+    /// The kernel's answer to the request with `seq`, one of these.
+    fn verdict(&self, requests: &[u8], seq: u32) -> io::Result<Result<(), Errno>> {
+        match ask_on(&self.fd, requests, seq, |_| Ok(None::<()>)) {
+            Ok(_) => Ok(Ok(())),
+            Err(Error::Refused(error)) => Ok(Err(Errno::try_from(error)?)),
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -5,8 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname,
-    recvmsg, send, setsockopt, socket, sockopt,
+    MsgFlags, NetlinkAddr, SockProtocol, getsockname, recvmsg, send, setsockopt, sockopt,
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -44,7 +43,7 @@ impl Socket {
 
     /// Joins the multicast groups with these `RTMGRP_*` bits.
     pub(super) fn open(groups: u32, receive_buffer: usize) -> io::Result<Self> {
-        let fd = bound(groups)?;
+        let fd = netlink::open(SockProtocol::NetlinkRoute, groups)?;
         // Above net.core.rmem_max this needs CAP_NET_ADMIN. A smaller buffer is enough to start
         // with, and lost messages bring a dump.
         if setsockopt(&fd, sockopt::RcvBufForce, &receive_buffer).is_err() {
@@ -99,13 +98,4 @@ impl Socket {
         send(self.fd.as_raw_fd(), request, MsgFlags::empty())?;
         Ok(())
     }
-}
-
-/// A non-blocking socket that has joined the multicast groups with these `RTMGRP_*` bits.
-pub(super) fn bound(groups: u32) -> io::Result<OwnedFd> {
-    let (family, kind) = (AddressFamily::Netlink, SockType::Raw);
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let fd = socket(family, kind, flags, SockProtocol::NetlinkRoute)?;
-    bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
-    Ok(fd)
 }

@@ -8,7 +8,7 @@ use ibarr_proto::local_view::neighbours::{Entry, State};
 use ibarr_proto::local_view::{HwAddr, Input};
 
 use super::super::neigh::change;
-use super::super::nudge::{ADDRESS_V4, ADDRESS_V6};
+use super::super::neigh::{ADDRESS_V4, ADDRESS_V6};
 use super::*;
 
 const NEIGHBOURS: &str = include_str!("../../../../tests/golden/rtnetlink-neighbours.hex");
