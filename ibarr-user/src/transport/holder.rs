@@ -9,7 +9,7 @@ use std::process;
 
 use ibarr_proto::ip2gid::Family;
 
-use super::listeners::{named, socket_inode};
+use super::listeners;
 use crate::causes::escaped;
 
 /// The holder of a port.
@@ -90,16 +90,9 @@ fn sockets(table: &str, port: u16) -> impl Iterator<Item = (u32, u64)> {
 /// A process with one of the sockets; other processes take precedence over this one.
 fn process(inodes: &BTreeSet<u64>) -> io::Result<Option<(u32, String)>> {
     let mut found = None;
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|pid| pid.parse().ok()) else {
-            continue;
-        };
-        // The process belongs to another user, or has ended.
-        let Ok(files) = fs::read_dir(entry.path().join("fd")) else { continue };
-        let mut of_process = files.flatten().filter_map(|file| socket_inode(&file.path()));
-        if of_process.any(|inode| inodes.contains(&inode)) {
-            let comm = fs::read(entry.path().join("comm")).unwrap_or_default();
-            found = Some((pid, named(&comm)));
+    for (pid, inode) in listeners::sockets()? {
+        if inodes.contains(&inode) {
+            found = Some((pid, listeners::name(pid)));
             if pid != process::id() {
                 break;
             }

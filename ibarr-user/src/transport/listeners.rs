@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 use crate::logging::ids;
@@ -81,17 +80,9 @@ fn find(protocol: u32, group: u32, inode: u64) -> io::Result<Vec<Listener>> {
         return Ok(Vec::new());
     }
     let mut listeners = Vec::new();
-    for process in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|pid| pid.parse().ok()) else {
-            continue;
-        };
-        // The process belongs to another user, or has ended.
-        let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
-        for inode in files.flatten().filter_map(|file| socket_inode(&file.path())) {
-            if sockets.remove(&inode).is_some() {
-                let name = fs::read(process.path().join("comm")).unwrap_or_default();
-                listeners.push(Listener { pid: Some(pid), name: named(&name) });
-            }
+    for (pid, inode) in self::sockets()? {
+        if sockets.remove(&inode).is_some() {
+            listeners.push(Listener { pid: Some(pid), name: name(pid) });
         }
     }
     let unseen = |(_, port_id)| Listener { pid: None, name: format!("socket {port_id}") };
@@ -101,8 +92,26 @@ fn find(protocol: u32, group: u32, inode: u64) -> io::Result<Vec<Listener>> {
     Ok(listeners)
 }
 
+/// The process id and the inode of each socket of the processes that we may look into.
+pub(super) fn sockets() -> io::Result<impl Iterator<Item = (u32, u64)>> {
+    Ok(fs::read_dir("/proc")?.flatten().flat_map(|process| {
+        let pid = process.file_name().to_str().and_then(|pid| pid.parse().ok());
+        // It may belong to another user, or have ended.
+        let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        files.filter_map(move |file| {
+            let target = fs::read_link(file.path()).ok()?;
+            let inode = target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+            Some((pid?, inode.parse().ok()?))
+        })
+    }))
+}
+
+pub(super) fn name(pid: u32) -> String {
+    named(&fs::read(format!("/proc/{pid}/comm")).unwrap_or_default())
+}
+
 /// The kernel appends a line feed (`proc_pid_comm`); the name itself may contain others.
-pub(super) fn named(comm: &[u8]) -> String {
+fn named(comm: &[u8]) -> String {
     String::from_utf8_lossy(comm.strip_suffix(b"\n").unwrap_or(comm)).into_owned()
 }
 
@@ -115,11 +124,6 @@ fn members(table: &str, protocol: u32, group: u32) -> impl Iterator<Item = (u64,
             && u32::from_str_radix(groups, 16).is_ok_and(|groups| groups & group != 0);
         is_member.then_some((inode.parse().ok()?, port_id.parse().ok()?))
     })
-}
-
-pub(super) fn socket_inode(file: &Path) -> Option<u64> {
-    let target = fs::read_link(file).ok()?;
-    target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
 #[cfg(test)]
