@@ -14,6 +14,7 @@ mod print;
 mod resolve;
 mod source;
 mod status;
+mod table;
 mod targets;
 mod times;
 mod top;

@@ -15,6 +15,7 @@ use ibarr_common::ib::Lid;
 use ibarr_proto::paths;
 
 use super::Exit;
+use super::table::Table;
 use super::times::Tally;
 use crate::causes::escaped;
 use crate::control::messages::{
@@ -67,6 +68,15 @@ pub(super) fn line(text: &str) {
 
 fn lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c != '\n')
+}
+
+/// Prints rows below earlier ones.
+pub(super) fn rows(table: &mut Table, rows: impl IntoIterator<Item = Vec<String>>) {
+    write(lines(&table.text(rows)).as_bytes());
+}
+
+fn table(of: impl IntoIterator<Item = Vec<String>>) {
+    rows(&mut Table::default(), of);
 }
 
 /// Prints the document on one line.
@@ -148,11 +158,6 @@ pub(super) fn refused(refused: &[String]) {
             refused.join(", ")
         ));
     }
-}
-
-/// Prints one more row below others.
-pub(super) fn row(widths: &mut Vec<usize>, cells: Vec<String>) {
-    rows(widths, std::iter::once(cells));
 }
 
 /// Like `3 answers: 2 found, 1 timed-out; 0.95 / 1.02 / 1.40 / 1.40 ms (…), 3.1 s in all`.
@@ -273,19 +278,19 @@ fn cached_path(path: &CachedPath) -> Vec<String> {
 pub(super) struct Paths {
     is_json: bool,
     is_empty: bool,
-    widths: Vec<usize>,
+    table: Table,
 }
 
 impl Paths {
     /// Before the first page.
     pub(super) fn begin(is_json: bool) -> Self {
-        Self { is_json, is_empty: true, widths: Vec::new() }
+        Self { is_json, is_empty: true, table: Table::default() }
     }
 
     /// Prints the next page.
     pub(super) fn page(&mut self, paths: &[CachedPath]) {
         if !self.is_json {
-            rows(&mut self.widths, paths.iter().map(cached_path));
+            rows(&mut self.table, paths.iter().map(cached_path));
         }
         let mut text = String::new();
         for path in paths.iter().filter(|_| self.is_json) {
@@ -523,31 +528,6 @@ pub(super) fn details(status: &Status) {
             users.what, users.under_way, users.waiting, users.refused
         ));
     }
-}
-
-/// Prints columns as wide as their widest cell, two spaces apart.
-fn table(of: impl Iterator<Item = Vec<String>>) {
-    rows(&mut Vec::new(), of);
-}
-
-/// Prints rows below earlier ones, whose columns have these widths.
-fn rows(widths: &mut Vec<usize>, rows: impl Iterator<Item = Vec<String>>) {
-    let rows: Vec<_> = rows.collect();
-    for row in &rows {
-        widths.resize(widths.len().max(row.len()), 0);
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.len());
-        }
-    }
-    let mut text = String::new();
-    for row in rows {
-        for (width, cell) in widths.iter().zip(&row).filter(|(width, _)| **width > 0) {
-            let _ = write!(text, "{cell:width$}  ");
-        }
-        text.truncate(text.trim_end_matches(' ').len());
-        text.push('\n');
-    }
-    write(lines(&text).as_bytes());
 }
 
 #[cfg(test)]

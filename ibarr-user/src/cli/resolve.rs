@@ -16,6 +16,7 @@ use ibarr_proto::ip2gid::Family;
 use ibarr_proto::{paths, request};
 
 use super::source::Source;
+use super::table::Table;
 use super::targets::{self, Destination, Found};
 use super::times::Tally;
 use super::verify::{self, Neighbours};
@@ -257,13 +258,14 @@ struct Report<'a> {
     /// The last answer for each destination.
     last: Vec<Option<Resolved>>,
     refused: Vec<String>,
-    widths: Vec<usize>,
+    table: Table,
 }
 
 impl<'a> Report<'a> {
     fn new(job: &'a Job<'a>) -> Self {
         let count = job.destinations.len();
-        let longest = job.destinations.iter().map(|destination| destination.text.len()).max();
+        let longest =
+            job.destinations.iter().map(|destination| destination.text.chars().count()).max();
         Self {
             job,
             tally: Tally::default(),
@@ -272,7 +274,7 @@ impl<'a> Report<'a> {
             unknown: vec![None; count],
             last: vec![None; count],
             refused: Vec::new(),
-            widths: vec![longest.unwrap_or(0)],
+            table: Table { widths: vec![longest.unwrap_or(0)], ..Table::default() },
         }
     }
 
@@ -328,7 +330,7 @@ impl<'a> Report<'a> {
         if destination.is_name() {
             cells.push(resolved.answer.ip.to_string());
         }
-        print::row(&mut self.widths, cells);
+        print::rows(&mut self.table, [cells]);
         print::others(&destination.text, resolved.answer.ip, &resolved.other_addresses);
         if let Some(path) = &resolved.path {
             print::line(&format!("    {}", print::path_outcome(path)));

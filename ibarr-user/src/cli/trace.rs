@@ -17,6 +17,7 @@ use ibarr_proto::trace::{Caller, Event, Filter, Step, Subject};
 use tokio::sync::mpsc;
 
 use super::ping::interrupted;
+use super::table::Table;
 use super::{Daemon, Exit, ask, doctor, print};
 use crate::control::messages::{
     Body, Elapsed, Failure, FailureKind, Millis, Request, TraceEnd, TraceRequest, Traced, Tracing,
@@ -100,7 +101,7 @@ struct Report {
     begun: Option<Instant>,
     events: u64,
     lost: u64,
-    widths: Vec<usize>,
+    table: Table,
 }
 
 impl Report {
@@ -120,7 +121,7 @@ impl Report {
                         print::line(&format!("{} events lost", event.lost));
                     }
                     let cells = cells(event, self.begun.unwrap_or(event.at));
-                    print::row(&mut self.widths, cells);
+                    print::rows(&mut self.table, [cells]);
                 }
             }
             _ => {}

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ibarr_proto::health;
 
+use crate::cli::table::Table;
 use crate::control::messages::{
     AnswerRate, Answerer, ErrorRate, Millis, PortRate, Probing, RequestKind, RequestRate, SlowPeer,
     Top,
@@ -31,6 +32,9 @@ pub(super) enum Kind {
 /// The most peers that are shown.
 const PEERS: usize = 5;
 
+/// The least width of the first column.
+const NAME: usize = 24;
+
 pub(super) fn lines(top: &Top) -> Vec<Line> {
     let uptime = humantime::format_duration(top.uptime_s.into());
     let state = top.health.map_or("not ready yet".to_owned(), |state| state.to_string());
@@ -41,51 +45,35 @@ pub(super) fn lines(top: &Top) -> Vec<Line> {
     let kind = Kind::State(top.health);
     let causes = top.causes.iter().map(|cause| format!("    {cause}"));
     let mut lines: Vec<_> = once(text).chain(causes).map(|text| Line { text, kind }).collect();
-    for Table { head, rows } in tables(top) {
+    for (head, rows) in tables(top).into_iter().filter(|(_, rows)| !rows.is_empty()) {
         lines.push(Line { text: String::new(), kind: Kind::Row });
+        let head = head.split("  ").map(str::to_owned).collect();
+        let mut table = Table { widths: vec![NAME], numbers: true };
         let mut kind = Kind::Head;
-        for text in aligned(once(head).chain(rows).collect()) {
-            lines.push(Line { text, kind });
+        for text in table.text(once(head).chain(rows)).lines() {
+            lines.push(Line { text: text.to_owned(), kind });
             kind = Kind::Row;
         }
     }
     lines
 }
 
-struct Table {
-    head: Vec<String>,
-    rows: Vec<Vec<String>>,
+/// Their heads and rows.
+fn tables(top: &Top) -> [(&'static str, Vec<Vec<String>>); 5] {
+    let peers = &top.slowest_peers[..top.slowest_peers.len().min(PEERS)];
+    let ports =
+        "subnet administrator  MADs/s  answers/s  latency  in air  window  questions  MADs in all";
+    [
+        ("requests  per second  failed  from memory  in all", rows(&top.requests, request)),
+        ("answers to peers  per second  share  in all", rows(&top.answers, answer)),
+        (ports, rows(&top.ports, port)),
+        ("slowest peers  last answer  ago", rows(peers, peer)),
+        ("errors  per second  in all", rows(&top.errors, error)),
+    ]
 }
 
-impl Table {
-    fn new<const N: usize>(head: [&str; N], rows: impl Iterator<Item = Vec<String>>) -> Self {
-        Self { head: head.map(str::to_owned).to_vec(), rows: rows.collect() }
-    }
-}
-
-/// Those without a row are left out.
-fn tables(top: &Top) -> Vec<Table> {
-    let head = ["requests", "per second", "failed", "from memory", "in all"];
-    let requests = Table::new(head, top.requests.iter().map(request));
-    let head = ["answers to peers", "per second", "share", "in all"];
-    let answers = Table::new(head, top.answers.iter().map(answer));
-    let head = [
-        "subnet administrator",
-        "MADs/s",
-        "answers/s",
-        "latency",
-        "in air",
-        "window",
-        "questions",
-        "MADs in all",
-    ];
-    let ports = Table::new(head, top.ports.iter().map(port));
-    let head = ["slowest peers", "last answer", "ago"];
-    let peers = Table::new(head, top.slowest_peers.iter().take(PEERS).map(peer));
-    let head = ["errors", "per second", "in all"];
-    let errors = Table::new(head, top.errors.iter().map(error));
-    let all = [requests, answers, ports, peers, errors];
-    all.into_iter().filter(|table| !table.rows.is_empty()).collect()
+fn rows<T>(of: &[T], row: fn(&T) -> Vec<String>) -> Vec<Vec<String>> {
+    of.iter().map(row).collect()
 }
 
 fn request(rate: &RequestRate) -> Vec<String> {
@@ -159,25 +147,6 @@ fn percent(share: Option<f64>) -> String {
 fn seconds(time: Millis) -> String {
     let seconds = Duration::from(time).as_secs();
     humantime::format_duration(Duration::from_secs(seconds)).to_string()
-}
-
-/// Names to the left, and numbers to the right of columns as wide as their widest cell.
-fn aligned(rows: Vec<Vec<String>>) -> Vec<String> {
-    const NAME: usize = 24;
-    let mut widths = vec![NAME];
-    for row in &rows {
-        widths.resize(widths.len().max(row.len()), 0);
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let text = |row: Vec<String>| {
-        let cells = widths.iter().zip(row).enumerate().map(|(column, (width, cell))| {
-            if column == 0 { format!("{cell:width$}") } else { format!("  {cell:>width$}") }
-        });
-        cells.collect()
-    };
-    rows.into_iter().map(text).collect()
 }
 
 #[cfg(test)]
