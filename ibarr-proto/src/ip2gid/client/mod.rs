@@ -26,6 +26,7 @@ mod flights;
 mod hops;
 mod limits;
 mod memory;
+pub mod mirror;
 mod old_prefixes;
 mod on_link;
 mod round_trips;
@@ -54,6 +55,7 @@ use self::config::RESENDS;
 use self::flights::{Flight, FlightId, Flights, Full};
 use self::hops::Hops;
 use self::limits::{cache_limits, flight_limits, hop_limits};
+use self::mirror::Mirror;
 use self::old_prefixes::OldPrefixes;
 use self::on_link::OnLink;
 use self::slowest::Slowest;
@@ -96,6 +98,7 @@ pub struct Client {
     old_prefixes: OldPrefixes,
     on_link: OnLink,
     slowest: Slowest,
+    mirror: Mirror,
     swept_at: Instant,
     /// Flights that ask behind an answer.
     refreshing: usize,
@@ -121,6 +124,7 @@ impl Client {
             old_prefixes: OldPrefixes::default(),
             on_link: OnLink::new(hasher),
             slowest: Slowest::default(),
+            mirror: Mirror::default(),
             swept_at: Instant::BOOT,
             refreshing: 0,
             sockets: VecDeque::new(),
@@ -180,6 +184,7 @@ impl Client {
                     outlet.pool.failed(self.now, socket);
                 }
             }
+            Input::Mirror(input) => self.mirror_input(input),
         }
         self.send_due();
     }
@@ -191,6 +196,7 @@ impl Client {
             pool.handle_timeout(self.now, &mut self.sockets);
         }
         self.send_due();
+        self.make_equal();
         if self.sweep_at().is_some_and(|at| at <= self.now) {
             self.cache.expire(self.now);
             self.swept_at = self.now;
@@ -199,7 +205,8 @@ impl Client {
 
     /// When to call [`Self::handle_timeout`] next: no later than the first action.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let times = [self.timers.next(), self.hops.next_timeout(), self.sweep_at()];
+        let mirror = self.mirror.poll_timeout(self.now);
+        let times = [self.timers.next(), self.hops.next_timeout(), self.sweep_at(), mirror];
         let of_pools = self.outlets.pools().filter_map(Pool::next_timeout);
         times.into_iter().flatten().chain(of_pools).min()
     }

@@ -4,6 +4,7 @@
 //! behaviour; each case stands alone.
 
 mod candidates;
+mod mirror;
 mod on_link;
 mod rig;
 

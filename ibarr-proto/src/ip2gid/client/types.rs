@@ -11,7 +11,7 @@ use ibarr_common::wire::ip2gid::Datagram;
 use ibarr_common::{IfIndex, Instant};
 
 use super::super::{Family, Question};
-use super::SocketId;
+use super::{SocketId, mirror};
 use crate::request::{Outcome, RequestId};
 
 /// The route that the kernel has for an address.
@@ -140,6 +140,8 @@ pub enum Input<'a> {
     SocketOpened { socket: SocketId },
     /// The driver could not open the socket, or has lost an open one.
     SocketFailed { socket: SocketId },
+    /// An event of the map of peers' answers.
+    Mirror(mirror::Input<'a>),
 }
 
 /// An action for the driver.
