@@ -11,8 +11,7 @@ use std::time::Duration;
 use ibarr_common::ib::Lid;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::health::{self, Cause, State};
-use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::{self, Cached, SocketEvent};
+use ibarr_proto::ip2gid::client::{self, SocketEvent};
 use ibarr_proto::ip2gid::server::{Received, Transmit};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, HwAddr};
@@ -232,10 +231,6 @@ impl Core {
 
     pub(crate) fn flush(&mut self) {
         self.node.flush();
-    }
-
-    pub(crate) fn restore(&mut self, now: Instant, question: Question, answer: Cached) {
-        self.node.restore(now, question, answer);
     }
 
     pub(crate) fn answer(&mut self, received: &Received<'_>) -> Option<Transmit> {

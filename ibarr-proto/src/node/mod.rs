@@ -18,7 +18,7 @@ use rand_core::SeedableRng as _;
 use crate::acm::{self, Acm};
 use crate::counters::Counters;
 use crate::health::{self, Health};
-use crate::ip2gid::client::{self, Cached, Client, Learned};
+use crate::ip2gid::client::{self, Client};
 use crate::ip2gid::server::{self, Local as _, Server};
 use crate::ip2gid::{Prefixes, Question};
 use crate::local_service::{self, LocalService};
@@ -102,6 +102,12 @@ impl From<responder::Input> for Input<'_> {
     }
 }
 
+impl<'a> From<client::mirror::Input<'a>> for Input<'a> {
+    fn from(input: client::mirror::Input<'a>) -> Self {
+        Self::Client(client::Input::Mirror(input))
+    }
+}
+
 /// An action for the driver.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
@@ -122,6 +128,8 @@ pub enum Output {
     Sa(sa::Transmit),
     /// Ask a peer, or look up how to reach it.
     Client(client::Output),
+    /// Change or read the map of peers' answers.
+    Mirror(client::mirror::Output),
     /// See [`LocalService::poll_transmit`].
     LocalService(local_service::Transmit),
 }
@@ -394,8 +402,9 @@ impl Node {
 
     /// The next action, which the driver performs before it polls again.
     ///
-    /// Outputs for the kernel come last: an opened socket causes queries, and a failure causes
-    /// answers. Only when all queries are out are all answers known that one nudge can cover.
+    /// Outputs for the kernel come late: an opened socket causes queries, and a failure causes
+    /// answers. Only when all queries are out are all answers known that one nudge can cover. No caller waits for the
+    /// map of peers' answers, which comes last.
     pub fn poll(&mut self, room: Room) -> Option<Output> {
         if let Some(request) = self.view.poll_transmit() {
             return Some(Output::View(request));
@@ -422,25 +431,17 @@ impl Node {
         if let Some(transmit) = self.paths.poll_transmit() {
             return Some(Output::Sa(transmit));
         }
-        if room.local_service {
-            return self.local_service.poll_transmit().map(Output::LocalService);
+        if room.local_service
+            && let Some(transmit) = self.local_service.poll_transmit()
+        {
+            return Some(Output::LocalService(transmit));
         }
-        None
+        self.client.poll_mirror().map(Output::Mirror)
     }
 
     /// The trace, to which the driver reports what goes over the wire.
     pub fn trace(&mut self) -> &mut Trace {
         &mut self.trace
-    }
-
-    /// See [`Client::poll_learned`].
-    pub fn poll_learned(&mut self) -> Option<Learned> {
-        self.client.poll_learned()
-    }
-
-    /// See [`Client::restore`].
-    pub fn restore(&mut self, now: Instant, question: Question, answer: Cached) -> bool {
-        self.client.restore(now, question, answer)
     }
 
     /// Drops all answers of peers, and the addresses of names. Returns how many answers of peers that was.

@@ -11,7 +11,7 @@ use ibarr_common::ib::Lid;
 use ibarr_common::wire::ls::{Emitted, PortId};
 use ibarr_common::wire::sa::{Answer, Question as SaQuestion, Request};
 use ibarr_proto::health::Cause;
-use ibarr_proto::ip2gid::client::{self, Candidate, SocketEvent, SocketId};
+use ibarr_proto::ip2gid::client::{self, Candidate, SocketEvent, SocketId, mirror};
 use ibarr_proto::ip2gid::server::Received;
 use ibarr_proto::local_service::{self, Nudge, Nudged, Sender, Transmit};
 use ibarr_proto::local_view::{self, Subject};
@@ -66,7 +66,6 @@ impl World {
         self.claims.daemon_ends(self.now, id, &daemon);
         self.no_application_is_forgotten(id, &daemon);
         let machine = &mut self.machines[id];
-        machine.learned = daemon.core.node().client().entries().collect();
         machine.life += 1;
         if !keeps_socket {
             machine.kernel_socket.close();
@@ -175,10 +174,12 @@ impl World {
             Inbox::MapsOpened => {
                 daemon.has_maps = true;
                 daemon.core.handle_input(now, responder::Input::Opened);
-                for (question, answer) in std::mem::take(&mut self.machines[id].learned) {
-                    daemon.core.restore(now, question, answer);
-                }
-                return;
+                let opened = mirror::Input::Opened(&self.machines[id].learned);
+                return daemon.core.handle_input(now, opened);
+            }
+            Inbox::MapRead => {
+                let read = mirror::Input::Read(&self.machines[id].learned);
+                return daemon.core.handle_input(now, read);
             }
             Inbox::Executed(done) => {
                 let done = responder::Input::Done(done.clone());
@@ -279,6 +280,7 @@ impl World {
                 daemon.core.handle_input(now, responder::Input::Keys(Ok(programs.held())));
             }
             Output::Responder(responder::Output::Close) => daemon.has_maps = false,
+            Output::Mirror(output) => self.mirror(id, daemon, output),
             Output::Responder(responder::Output::Program(order)) => {
                 let most = if order == Order::Open { ms(50) } else { ms(5) };
                 let at = now + self.dice.within(us(100)..most);
@@ -400,6 +402,21 @@ impl World {
             config.responder.mode = Mode::User;
         }
         config
+    }
+
+    fn mirror(&mut self, id: Id, daemon: &mut Daemon, output: mirror::Output) {
+        let machine = &mut self.machines[id];
+        let fails = machine.programs.as_ref().is_some_and(|programs| programs.fails(self.now));
+        match output {
+            _ if !daemon.has_maps => daemon.core.handle_input(self.now, mirror::Input::Closed),
+            _ if fails => daemon.core.handle_input(self.now, mirror::Input::Failed),
+            mirror::Output::Put(element) => {
+                machine.learned.retain(|held| held.key != element.key);
+                machine.learned.push(element);
+            }
+            mirror::Output::Remove(key) => machine.learned.retain(|held| held.key != key),
+            mirror::Output::Read => self.put(id, Inbox::MapRead),
+        }
     }
 
     /// At the end of a turn, programs that answer know all that the view says.

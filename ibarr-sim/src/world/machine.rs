@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use ibarr_proto::health::Cause;
-use ibarr_proto::ip2gid::Question;
-use ibarr_proto::ip2gid::client::{Cached, Candidate, Route};
+use ibarr_proto::ip2gid::client::mirror::Element;
+use ibarr_proto::ip2gid::client::{Candidate, Route};
 use ibarr_proto::local_view::Link;
 
 use super::addresses::{gateway, subnet_of};
@@ -38,7 +38,7 @@ pub(super) struct Machine {
     pub(super) given: Given,
     pub(super) programs: Option<Programs>,
     /// What the last daemon has learned, in a map beside those of the programs.
-    pub(super) learned: Vec<(Question, Cached)>,
+    pub(super) learned: Vec<Element>,
     /// Number of the daemon, so that late events of an earlier one are dropped.
     pub(super) life: u32,
     pub(super) daemon: Option<Box<Daemon>>,

@@ -61,6 +61,7 @@ pub(super) enum Inbox {
     Mad(Lid, sa::Request, sa::Answer),
     Nudged(Nudged),
     MapsOpened,
+    MapRead,
     Executed(Done),
     Ask(Question),
     /// A user has room for more requests, until this time.

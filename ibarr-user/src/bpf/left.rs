@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use ibarr_common::map::ABI_VERSION;
+use ibarr_proto::ip2gid::client::mirror::Element;
 use ibarr_proto::responder::Hook;
 
 use super::error::Error;
 use super::hooks;
-use super::learned::{Element, Mirror};
+use super::learned::Mirror;
 use super::maps::{Contents, Maps};
 use super::pins::{self, Pins};
 

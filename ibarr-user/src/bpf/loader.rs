@@ -11,6 +11,7 @@ use std::sync::mpsc as sync;
 use std::{io, thread};
 
 use ibarr_common::map;
+use ibarr_proto::ip2gid::client::mirror::Element;
 use ibarr_proto::local_view::Served;
 use ibarr_proto::responder::{Done, Fault, Hook, Order, Step, WorkResult};
 use nix::net::if_::if_indextoname;
@@ -19,7 +20,7 @@ use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
 use super::error::Error;
-use super::learned::{Element, Mirror};
+use super::learned::Mirror;
 use super::left::{detach, take_down};
 use super::maps::Maps;
 use super::packets::{Packets, Reader, Sink};

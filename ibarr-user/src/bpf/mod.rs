@@ -8,7 +8,6 @@
 
 mod directory;
 mod error;
-mod handover;
 mod hooks;
 mod interfaces;
 mod learned;
@@ -31,6 +30,8 @@ use std::sync::mpsc as sync;
 
 use ibarr_common::Instant;
 use ibarr_common::map::{Program, Reason, ResponderCfg};
+use ibarr_proto::ip2gid::client::mirror;
+use ibarr_proto::node::Node;
 use ibarr_proto::responder::{Event, Fault, Input, MapElements, MapUpdate, Output};
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
@@ -38,13 +39,12 @@ use tracing::{debug, info, warn};
 pub(crate) use ibarr_proto::responder::{Blocked, Counter, Hook, Mode, Settings, State};
 
 pub(crate) use self::error::Error;
-pub(crate) use self::learned::{Element, PART, Part};
 pub(crate) use self::left::{Detached, Left, detach, read};
 pub(crate) use self::loader::{Options, Progress};
 pub(crate) use self::packets::{HandledPacket, Packets};
 
-use self::handover::Handover;
-use self::loader::{Report, Task};
+use self::learned::Mirror;
+use self::loader::{Inherited, Report, Task};
 use self::maps::Maps;
 use crate::causes::chain;
 use crate::logging::ids;
@@ -58,19 +58,17 @@ pub(crate) const BPF_DIR: &str = "/sys/fs/bpf/ibarr";
 pub(crate) struct Responder {
     /// Holds one order, one read and, for each load, one guard of each socket at most.
     tasks: sync::Sender<Task>,
-    /// Tasks besides orders that the thread has yet to execute.
+    /// Guards that the thread has yet to attach.
     pending: usize,
     /// Set while the maps can be written.
     open: Option<Open>,
-    /// How often earlier maps of peers' answers could not be changed.
-    mirror_faults: u64,
     /// What our guard has dropped, except by the current maps.
     dropped_before: u64,
 }
 
 struct Open {
     maps: Maps,
-    handover: Handover,
+    mirror: Mirror,
     /// What the guards of earlier daemons had dropped when the maps were opened.
     dropped_by_others: u64,
 }
@@ -85,33 +83,35 @@ impl Responder {
     ) -> io::Result<(Self, mpsc::Receiver<Progress>, mpsc::Receiver<Packets>)> {
         let (sender, packets) = mpsc::channel(packets::BATCHES);
         let (tasks, progress) = loader::start(options, sender)?;
-        let responder = Self { tasks, pending: 0, open: None, mirror_faults: 0, dropped_before: 0 };
+        let responder = Self { tasks, pending: 0, open: None, dropped_before: 0 };
         Ok((responder, progress, packets))
     }
 
-    /// Handles a message of the thread. Returns what the node has to know of it.
+    /// Handles a message of the thread.
     pub(crate) fn handle_progress(
         &mut self,
         now: Instant,
         Progress(told): Progress,
-    ) -> Option<Input> {
+        node: &mut Node,
+    ) {
         match told {
             Report::Maps(maps, inherited) => {
+                let Inherited { mirror, elements } = *inherited;
                 let dropped_by_others = dropped_by_guard(&maps);
-                let handover = Handover::new(inherited.mirror, inherited.elements);
-                self.open = Some(Open { maps: *maps, handover, dropped_by_others });
-                return Some(Input::Opened);
+                self.open = Some(Open { maps: *maps, mirror, dropped_by_others });
+                node.handle_input(now, Input::Opened);
+                node.handle_input(now, mirror::Input::Opened(&elements));
             }
-            Report::Done(done) => return Some(Input::Done(done)),
-            Report::Guarded(guarded) => warn_of(guarded),
-            Report::Read(read) => {
-                if let Some(handover) = self.handover() {
-                    handover.handle_read(now, read);
-                }
+            Report::Done(done) => node.handle_input(now, Input::Done(done)),
+            Report::Guarded(guarded) => {
+                self.pending -= 1;
+                warn_of(guarded);
             }
+            Report::Read(Ok(elements)) => {
+                node.handle_input(now, mirror::Input::Read(&elements));
+            }
+            Report::Read(Err(error)) => node.handle_input(now, mirror_failed(&error)),
         }
-        self.pending -= 1;
-        None
     }
 
     /// Carries out an output of the node. Returns its result, if that is known at once.
@@ -139,29 +139,23 @@ impl Responder {
         let _ = self.tasks.send(task);
     }
 
-    /// Early calls do nothing.
-    pub(crate) fn handle_timeout(&mut self, now: Instant) {
-        let Some(handover) = self.handover() else { return };
-        handover.handle_timeout(now);
-        if handover.take_read() {
-            self.pending += 1;
-            self.send(Task::Read);
-        }
+    /// Changes or reads the map of peers' answers. Returns what has become of that, if it is no success.
+    pub(crate) fn mirror(&mut self, output: mirror::Output) -> Option<mirror::Input<'static>> {
+        let Some(Open { mirror, .. }) = &mut self.open else { return Some(mirror::Input::Closed) };
+        let done = match output {
+            mirror::Output::Put(element) => mirror.put(&element),
+            mirror::Output::Remove(key) => mirror.remove(&key),
+            mirror::Output::Read => {
+                self.send(Task::Read);
+                return None;
+            }
+        };
+        done.err().map(|error| mirror_failed(&error))
     }
 
-    /// Hands the cache on to the next daemon, while the maps can be written.
-    pub(crate) fn handover(&mut self) -> Option<&mut Handover> {
-        self.open.as_mut().map(|open| &mut open.handover)
-    }
-
-    /// When to call [`handle_timeout`](Self::handle_timeout) next.
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.open.as_ref()?.handover.poll_timeout()
-    }
-
-    /// Whether all sockets are guarded, and the cache has taken over what an earlier daemon has left.
+    /// Whether all sockets are guarded.
     pub(crate) fn is_settled(&self) -> bool {
-        self.pending == 0 && self.open.as_ref().is_none_or(|open| !open.handover.inherits())
+        self.pending == 0
     }
 
     /// Attaches the guard, so that the kernel drops what a socket of the ip2gid port would drop,
@@ -174,11 +168,6 @@ impl Responder {
             }
             Err(error) => warn_of(Err(Error::Guard(error.into()))),
         }
-    }
-
-    /// How often the map of peers' answers could not be changed.
-    pub(crate) fn mirror_faults(&self) -> u64 {
-        self.mirror_faults + self.open.as_ref().map_or(0, |open| open.handover.faults)
     }
 
     /// Counters of the programs since the maps were made, by names such as `tc.answered`.
@@ -203,11 +192,15 @@ impl Responder {
 
     fn close(&mut self) {
         self.dropped_before = self.dropped_by_guard();
-        self.mirror_faults = self.mirror_faults();
         if let Some(open) = self.open.take() {
             end_lease(open.maps);
         }
     }
+}
+
+fn mirror_failed(error: &map::Error) -> mirror::Input<'static> {
+    debug!("{}", chain(error));
+    mirror::Input::Failed
 }
 
 fn log(event: &Event) {

@@ -8,6 +8,7 @@ use ibarr_common::ib::{Gid, IpoibHwAddr};
 use ibarr_common::map::{self, Interface, Origin};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Family;
+use ibarr_proto::ip2gid::client::mirror::Element;
 use ipnet::IpNet;
 use nix::net::if_::if_indextoname;
 
@@ -135,7 +136,7 @@ fn origin(of: u32) -> String {
 }
 
 /// Without expired answers, which the next daemon would not use.
-fn learned(elements: &[bpf::Element]) -> Vec<KernelLearned> {
+fn learned(elements: &[Element]) -> Vec<KernelLearned> {
     let now = clock::now();
     let mut learned: Vec<_> = elements
         .iter()

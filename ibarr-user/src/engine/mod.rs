@@ -12,7 +12,6 @@ mod events;
 mod health;
 mod inputs;
 mod kernel;
-mod learned;
 mod log;
 mod metrics;
 mod pages;
@@ -51,7 +50,6 @@ pub(crate) use self::descriptions::{Description, descriptions};
 use self::events::DeviceEvents;
 use self::inputs::{Input, Inputs};
 use self::kernel::{Kernel, Nudges};
-use self::learned::mirror_cache;
 use self::preload::Preloads;
 use self::queries::Queries;
 use self::rdma::Rdma;
@@ -245,7 +243,6 @@ impl Engine {
     fn poll_timeout(&self) -> Option<Instant> {
         let due = [
             self.node.poll_timeout(),
-            self.responder.poll_timeout(),
             self.snapshots.poll_timeout(),
             self.users.pages.poll_timeout(),
             self.users.tracers.poll_timeout(),
@@ -291,7 +288,8 @@ impl Engine {
     }
 
     fn are_programs_settled(&self) -> bool {
-        self.node.responder().is_settled() && self.responder.is_settled()
+        let Self { node, responder, .. } = self;
+        node.responder().is_settled() && responder.is_settled() && !node.client().inherits()
     }
 
     fn is_ready(&self) -> bool {
@@ -380,11 +378,7 @@ impl Io<Input> for Engine {
             Input::Incoming(incoming) => queries::handle_incoming(now, &incoming, node),
             Input::LocalService(event) => return kernel.handle(now, event, node),
             Input::Nudged(outcome) => kernel.handle_nudged(now, outcome, node),
-            Input::Responder(progress) => {
-                if let Some(input) = self.responder.handle_progress(now, progress) {
-                    node.handle_input(now, input);
-                }
-            }
+            Input::Responder(progress) => self.responder.handle_progress(now, progress, node),
             Input::Packets(packets) => self.users.tracers.add_packets(&packets, node),
             Input::Acm(event) => acm.handle(now, event, node, service.ends_at.is_some()),
             Input::AcmServed(served) => {
@@ -440,6 +434,11 @@ impl Io<Input> for Engine {
             Output::Acm(output) => self.acm.carry_out(now, output, node),
             Output::Sa(transmit) => self.rdma.send(now, &transmit, node),
             Output::Client(output) => queries.carry_out(now, output, node),
+            Output::Mirror(output) => {
+                if let Some(input) = self.responder.mirror(output) {
+                    node.handle_input(now, input);
+                }
+            }
             Output::LocalService(transmit) => kernel.carry_out(now, &transmit, node),
         }
     }
@@ -449,8 +448,6 @@ impl Io<Input> for Engine {
         snapshot::tell_restored(node);
         self.snapshots.keep(now, node.paths());
         users.pages.make(now, service.started, node);
-        mirror_cache(now, node, responder);
-        responder.handle_timeout(now);
         users.tracers.pass_on(now, node, responder);
         node.handle_input(now, responder::Input::Report(users.tracers.want_packets()));
         self.servers.guard(node.responder().generation(), responder);

@@ -154,7 +154,7 @@ impl Engine {
         }
         add(&mut counts, "local-view", self.node.view().counters());
         let mut responder = self.node.responder().counters().clone();
-        responder.add(bpf::Counter::MirrorFaults, self.responder.mirror_faults());
+        responder.add(bpf::Counter::MirrorFaults, self.node.client().mirror_faults());
         add(&mut counts, "responder", &responder);
         let programs = self.responder.counts().into_iter();
         counts.extend(programs.map(|(name, count)| (format!("bpf.{name}"), count)));

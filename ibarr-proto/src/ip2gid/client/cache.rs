@@ -33,7 +33,7 @@ pub(super) struct Cache {
 /// A change of the cache, for a mirror: applied in order, the changes give the positive answers of
 /// the cache. Negative answers are remembered too briefly to be mirrored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Learned {
+pub(super) enum Learned {
     /// A positive answer is remembered.
     Known {
         /// The question that was asked.

@@ -110,8 +110,8 @@ impl Client {
         self.answer_hinted(id, Outcome::Refused);
     }
 
-    /// The next change of the cache. A caller that needs no mirror need not call this.
-    pub fn poll_learned(&mut self) -> Option<Learned> {
+    /// The next change of the cache.
+    pub(super) fn poll_learned(&mut self) -> Option<Learned> {
         Some(match self.cache.poll_change()? {
             Learned::Known { question, .. }
                 if self

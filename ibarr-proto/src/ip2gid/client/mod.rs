@@ -49,7 +49,7 @@ use ibarr_common::{IfIndex, Instant};
 use rand_chacha::ChaCha12Rng;
 use rand_core::Rng as _;
 
-use self::cache::Cache;
+use self::cache::{Cache, Learned};
 use self::candidates::Candidates;
 use self::config::RESENDS;
 use self::flights::{Flight, FlightId, Flights, Full};
@@ -68,7 +68,6 @@ use crate::retry::random;
 use crate::timer::Timers;
 
 pub use crate::request::{Outcome, RequestId, Source};
-pub use cache::Learned;
 pub use config::{Config, ConfigError, Settings, SourceCheck};
 pub use memory::Cursor;
 pub use slowest::Slow;
