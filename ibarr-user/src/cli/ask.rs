@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use ibarr_proto::paths;
 
 use super::{Daemon, Exit, print};
-use crate::control::messages::{Body, CacheEntry, Failure, FailureKind, Request};
+use crate::control::messages::{
+    Answer, Body, CacheEntry, Failure, FailureKind, Lookup, Millis, Request, Target,
+};
 use crate::process::RUN_DIR;
 
 /// Sends the request and prints the answer.
@@ -104,6 +107,18 @@ pub(super) fn paths(daemon: &Daemon) -> Exit {
             return Exit::Ok;
         }
     }
+}
+
+pub(super) fn one(
+    target: Target,
+    lookup: Lookup,
+    timeout: Option<Duration>,
+    ask: impl FnOnce(&Request) -> Result<Body, Failure>,
+) -> Result<Answer, Failure> {
+    let timeout_ms = timeout.map(Millis::from);
+    let request = Request::Resolve { addresses: vec![target], timeout_ms, lookup, each: false };
+    let Body::Answers { answers } = ask(&request)? else { return Err(other_version()) };
+    answers.into_iter().next().ok_or_else(other_version)
 }
 
 pub(super) fn unexpected(answer: Result<Body, Failure>) -> Failure {

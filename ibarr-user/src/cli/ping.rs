@@ -18,7 +18,7 @@ use super::times::Tally;
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::messages::{
-    Answer, Body, Failure, FailureKind, Lookup, Pinged, Request, Resolved, Target,
+    Answer, Body, Failure, FailureKind, Lookup, Pinged, Resolved, Target,
 };
 
 #[derive(Args, Debug)]
@@ -170,16 +170,7 @@ impl Rounds<'_> {
 }
 
 fn ask_peer(daemon: &Daemon, target: Target, timeout: Duration) -> Result<Answer, Failure> {
-    let request = Request::Resolve {
-        addresses: vec![target],
-        timeout_ms: Some(timeout.into()),
-        lookup: Lookup::Peer,
-        each: false,
-    };
-    let answer = match daemon.ask(&request)? {
-        Body::Answers { answers } => answers.into_iter().next().ok_or_else(ask::other_version)?,
-        _ => return Err(ask::other_version()),
-    };
+    let answer = ask::one(target, Lookup::Peer, Some(timeout), |request| daemon.ask(request))?;
     Ok(match answer.source {
         // The kernel's entry answers for a peer that does not.
         Some(request::Source::Neighbour) => {

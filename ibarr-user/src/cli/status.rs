@@ -23,12 +23,12 @@ const CLEAR: &[u8] = b"\x1b[H\x1b[2J";
 
 /// Prints the status once.
 pub(super) fn show(daemon: &Daemon, in_full: bool) -> Exit {
-    match ask_for(daemon) {
-        Ok(status) => {
+    match daemon.ask(&Request::Status) {
+        Ok(Body::Status { status }) => {
             print(&status, daemon.json, in_full);
             Exit::Ok
         }
-        Err(exit) => exit,
+        other => ask::fail(ask::unexpected(other), daemon.json),
     }
 }
 
@@ -125,13 +125,6 @@ fn by_state(health: &[SubsystemHealth]) -> Vec<(&SubsystemHealth, &HealthReason)
         health.iter().flat_map(|subsystem| subsystem.reasons.iter().map(of(subsystem))).collect();
     reasons.sort_by_key(|(_, reason)| std::cmp::Reverse(reason.state));
     reasons
-}
-
-fn ask_for(daemon: &Daemon) -> Result<Box<Status>, Exit> {
-    match daemon.ask(&Request::Status) {
-        Ok(Body::Status { status }) => Ok(status),
-        other => Err(ask::fail(ask::unexpected(other), daemon.json)),
-    }
 }
 
 fn print(status: &Status, json: bool, in_full: bool) {

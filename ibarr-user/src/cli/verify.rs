@@ -15,8 +15,7 @@ use super::ask;
 use super::source::Source;
 use crate::control::client::Connection;
 use crate::control::messages::{
-    Answer, Body, Failure, FailureKind, Lookup, Mismatch, MismatchWith, PathAnswer, Request,
-    Resolved, Target,
+    Answer, Failure, FailureKind, Lookup, Mismatch, MismatchWith, PathAnswer, Resolved, Target,
 };
 use crate::transport::rtnetlink;
 
@@ -67,7 +66,9 @@ pub(super) fn verify(
     let Some(gid) = resolved.answer.gid else { return Ok(()) };
     let mismatches = &mut resolved.mismatches;
     if resolved.answer.source == Some(request::Source::Cache) {
-        let now = ask_peer(connection, target, against.timeout)?;
+        let timeout = Some(against.timeout);
+        let now =
+            ask::one(target, Lookup::Peer, timeout, |request| connection.ask(request, |_| ()))?;
         mismatches.extend(of_peer(gid, &now));
     }
     mismatches.extend(against.neighbours.contradict(target, gid));
@@ -88,23 +89,6 @@ pub(super) fn verify(
         Err(failure) => return Err(failure),
     }
     Ok(())
-}
-
-fn ask_peer(
-    connection: &mut Connection,
-    target: Target,
-    timeout: Duration,
-) -> Result<Answer, Failure> {
-    let request = Request::Resolve {
-        addresses: vec![target],
-        timeout_ms: Some(timeout.into()),
-        lookup: Lookup::Peer,
-        each: false,
-    };
-    match connection.ask(&request, |_| ())? {
-        Body::Answers { answers } => answers.into_iter().next().ok_or_else(ask::other_version),
-        _ => Err(ask::other_version()),
-    }
 }
 
 fn of_peer(remembered: Gid, now: &Answer) -> Option<Mismatch> {
@@ -141,7 +125,7 @@ fn of_sa(remembered: &PathAnswer, now: &PathAnswer) -> Option<Mismatch> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::messages::Response;
+    use crate::control::messages::{Body, Response};
 
     fn gid(text: &str) -> Gid {
         text.parse().unwrap()

@@ -120,12 +120,7 @@ fn status(daemon: &Daemon) -> Result<Status, Failure> {
 }
 
 fn resolve(daemon: &Daemon, target: Target, lookup: Lookup) -> Result<Answer, Failure> {
-    let addresses = vec![target];
-    let request = Request::Resolve { addresses, timeout_ms: None, lookup, each: false };
-    match client::ask(&daemon.run_dir, &request, daemon.patience) {
-        Ok(Body::Answers { mut answers }) if answers.len() == 1 => Ok(answers.remove(0)),
-        other => Err(ask::unexpected(other)),
-    }
+    ask::one(target, lookup, None, |request| client::ask(&daemon.run_dir, request, daemon.patience))
 }
 
 /// From a port to a GID, as its subnet administrator says now; or from the port that the daemon chooses, as it is
