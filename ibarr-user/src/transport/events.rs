@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use ibarr_common::ib::DeviceName;
 use ibarr_proto::paths::{PortEvent, PortName};
 use tokio::sync::mpsc;
 
+use super::ports::Poke;
 use crate::causes::chain;
 use crate::sys::verbs::{Context, Happened, Library, NoLibrary};
 
@@ -43,14 +44,8 @@ struct Shared {
     events: mpsc::Sender<Event>,
     /// How long to wait before a lost device is opened again.
     pause: Duration,
-    end: End,
-}
-
-/// Wakes pausing threads when the daemon ends.
-#[derive(Debug, Default)]
-struct End {
-    has_come: Mutex<bool>,
-    changed: Condvar,
+    /// Wakes pausing threads when the daemon ends.
+    end: Poke,
 }
 
 /// libibverbs, or a fake in tests.
@@ -86,7 +81,7 @@ impl Events {
         let (events, received) = mpsc::channel(super::EVENTS);
         let class = sys.join("class/infiniband");
         let watched = Mutex::default();
-        let end = End::default();
+        let end = Poke::default();
         let shared = Arc::new(Shared { class, source, watched, events, pause, end });
         (Self { shared }, received)
     }
@@ -110,21 +105,7 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        self.shared.end.come();
-    }
-}
-
-impl End {
-    fn come(&self) {
-        *self.has_come.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.changed.notify_all();
-    }
-
-    /// Waits for the end of the daemon, at most for `pause`.
-    fn comes_within(&self, pause: Duration) -> bool {
-        let has_come = self.has_come.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(has_come, pause, |has_come| !*has_come);
-        *waited.unwrap_or_else(PoisonError::into_inner).0
+        self.shared.end.end();
     }
 }
 
@@ -149,7 +130,7 @@ impl Shared {
             if self.events.blocking_send(deaf).is_err() || reason.is_final {
                 return;
             }
-            if self.end.comes_within(self.pause) {
+            if !self.end.wait(&mut 0, self.pause) {
                 return;
             }
             // The engine takes this lock, too, so it is not held while sysfs is asked.

@@ -89,9 +89,9 @@ impl Drop for Ports {
     }
 }
 
-/// Wakes the threads, or ends them.
+/// Wakes threads, or ends them.
 #[derive(Debug, Default)]
-struct Poke {
+pub(super) struct Poke {
     state: Mutex<Pokes>,
     changed: Condvar,
 }
@@ -111,17 +111,17 @@ impl Poke {
         self.changed.notify_all();
     }
 
-    fn end(&self) {
+    pub(super) fn end(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).ended = true;
         self.changed.notify_all();
     }
 
-    /// Waits for a poke after number `seen`, at most for the period; `false` at the end of the
+    /// Waits for a poke after number `seen`, at most for `period`; `false` at the end of the
     /// daemon.
-    fn wait(&self, seen: &mut u64) -> bool {
+    pub(super) fn wait(&self, seen: &mut u64, period: Duration) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = |pokes: &mut Pokes| !pokes.ended && pokes.count == *seen;
-        let waited = self.changed.wait_timeout_while(state, PERIOD, idle);
+        let waited = self.changed.wait_timeout_while(state, period, idle);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         *seen = state.count;
         !state.ended
@@ -155,7 +155,7 @@ impl Watch {
                     }
                 }
             }
-            if !self.poke.wait(&mut pokes) {
+            if !self.poke.wait(&mut pokes, PERIOD) {
                 return;
             }
         }
@@ -186,7 +186,7 @@ impl Watch {
                     return;
                 }
             }
-            if !is_there || !self.poke.wait(&mut pokes) {
+            if !is_there || !self.poke.wait(&mut pokes, PERIOD) {
                 return;
             }
         }
