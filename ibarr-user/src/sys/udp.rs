@@ -302,7 +302,7 @@ fn send(
     sent.map(drop).map_err(io::Error::from)
 }
 
-pub(super) fn socket_addr(address: &SockaddrStorage) -> Option<SocketAddr> {
+pub(crate) fn socket_addr(address: &SockaddrStorage) -> Option<SocketAddr> {
     if let Some(v4) = address.as_sockaddr_in() {
         return Some(SocketAddrV4::from(*v4).into());
     }

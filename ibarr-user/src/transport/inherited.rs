@@ -4,11 +4,13 @@
 //! runs, as systemd does with `ibarr.socket`. Then no other process can bind the port.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use ibarr_proto::ip2gid::Family;
 use nix::sys::socket::{SockType, SockaddrStorage, getpeername, getsockname, getsockopt, sockopt};
+
+use crate::sys::udp::socket_addr;
 
 #[derive(Debug)]
 pub(crate) struct Inherited {
@@ -91,13 +93,10 @@ impl Inherited {
 /// The family and port of the socket, or why it cannot be used.
 fn check(fd: &OwnedFd) -> Result<(Family, u16), String> {
     const WRITE: &str = "write ListenDatagram=0.0.0.0:4791 or [::]:4791";
-    let name = getsockname::<SockaddrStorage>(fd.as_raw_fd());
+    let name = getsockname(fd.as_raw_fd());
     let name = name.map_err(|error| format!("it is not a socket ({error}): {WRITE}"))?;
-    let address = match (name.as_sockaddr_in(), name.as_sockaddr_in6()) {
-        (Some(v4), _) => SocketAddr::from((v4.ip(), v4.port())),
-        (_, Some(v6)) => SocketAddr::from((v6.ip(), v6.port())),
-        _ => return Err(format!("it is neither IPv4 nor IPv6: {WRITE}")),
-    };
+    let address =
+        socket_addr(&name).ok_or_else(|| format!("it is neither IPv4 nor IPv6: {WRITE}"))?;
     if getsockopt(fd, sockopt::SockType) != Ok(SockType::Datagram) {
         return Err(format!("it is not UDP: {WRITE}"));
     }

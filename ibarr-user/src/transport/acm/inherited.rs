@@ -2,7 +2,6 @@
 
 //! What the daemon inherits for clients of ACM. A descriptor that is not what its name says is refused.
 
-use std::net::IpAddr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use nix::sys::socket::{
@@ -10,6 +9,7 @@ use nix::sys::socket::{
 };
 
 use crate::sys::last_reply::LastReply;
+use crate::sys::udp::socket_addr;
 
 /// The name of a socket where clients connect (`FileDescriptorName=`).
 pub const NAME: &str = "acm";
@@ -68,8 +68,8 @@ impl Inherited {
 fn check(fd: &OwnedFd, must_listen: bool) -> Result<(), String> {
     const WRITE: &str =
         "write ListenStream=/run/ibacm-unix.sock or 127.0.0.1:6125 in ibarr-acm.socket";
-    let address = getsockname::<SockaddrStorage>(fd.as_raw_fd());
-    let address = address.map_err(|error| format!("it is not a socket ({error}): {WRITE}"))?;
+    let name: nix::Result<SockaddrStorage> = getsockname(fd.as_raw_fd());
+    let name = name.map_err(|error| format!("it is not a socket ({error}): {WRITE}"))?;
     if getsockopt(fd, sockopt::SockType) != Ok(SockType::Stream) {
         return Err(format!("it is not a stream socket: {WRITE}"));
     }
@@ -77,21 +77,17 @@ fn check(fd: &OwnedFd, must_listen: bool) -> Result<(), String> {
         let what = if must_listen { "it does not listen" } else { "it is not a connection" };
         return Err(format!("{what}: {WRITE}"));
     }
-    let ip = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-        (Some(address), _) => IpAddr::from(address.ip()),
-        (_, Some(address)) => IpAddr::from(address.ip()),
-        _ if address.family() == Some(AddressFamily::Unix) => return Ok(()),
-        _ => return Err(format!("it is neither Unix nor TCP: {WRITE}")),
-    };
-    if !ip.is_loopback() {
-        return Err(format!("other machines could ask at {ip}: {WRITE}"));
+    match socket_addr(&name).map(|address| address.ip()) {
+        Some(ip) if ip.is_loopback() => Ok(()),
+        Some(ip) => Err(format!("other machines could ask at {ip}: {WRITE}")),
+        None if name.family() == Some(AddressFamily::Unix) => Ok(()),
+        None => Err(format!("it is neither Unix nor TCP: {WRITE}")),
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use nix::sys::socket::{SockFlag, socket};
