@@ -34,7 +34,7 @@ use super::run_dir::{self, RunDir};
 use crate::causes::chain;
 use crate::sys::clock;
 use crate::sys::peer::Peer;
-use crate::transport::socket_file::{self, LOOK, SocketFile};
+use crate::transport::socket_file::{self, LOOK, PAUSE, SocketFile};
 use crate::transport::{Counter, Counters};
 
 /// A request of a user.
@@ -76,9 +76,6 @@ const MAX_REQUEST: u64 = 64 << 10;
 /// A connection without a request for this long is closed, so that idle ones free their room.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Pause after an error of accept(2), which other processes may cause (`EMFILE`).
-const PAUSE: Duration = Duration::from_millis(100);
-
 const ALL_TAKEN: &str =
     "the connections to the control socket are all in use, and no user has more: try again later";
 
@@ -118,8 +115,9 @@ impl Listener {
         Ok(Self { file, run_dir, repair: Repair::default() })
     }
 
-    /// Makes directory, lock and socket again if another program has removed them, and says whether it did.
-    fn look(&mut self, now: Instant) -> Result<bool, Error> {
+    /// Makes directory, lock and socket again if another program has removed them, and returns where clients are
+    /// accepted from then on.
+    fn look(&mut self, now: Instant) -> Result<Option<UnixListener>, Error> {
         if self.run_dir.is_there() {
             return Ok(self.file.look(now)?);
         }
@@ -136,7 +134,7 @@ impl Listener {
         } else {
             self.file.look(now)?;
         }
-        Ok(true)
+        Ok(Some(self.file.listen()?))
     }
 }
 
@@ -208,12 +206,11 @@ impl Accepting {
     }
 
     fn look(&mut self) {
-        let looked = self.listener.look(clock::now()).and_then(|was_changed| {
-            if was_changed {
+        let looked = self.listener.look(clock::now()).map(|again| {
+            if let Some(again) = again {
                 self.control.counters.count(Counter::FileMadeAgain);
-                self.socket = self.listener.file.listen()?;
+                self.socket = again;
             }
-            Ok(())
         });
         self.control.closed.send_replace(looked.err().map(|error| chain(&error)));
     }

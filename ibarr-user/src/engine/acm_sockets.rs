@@ -258,19 +258,18 @@ impl Sockets {
         }
         let advice = "ibarr-acm.socket makes it for the daemon, and ibacm must not run";
         let why_not = |error: socket_file::Error| format!("{}; {advice}", chain(&error));
-        let listening = |made: &Made| -> Result<Listening, String> {
-            let listener = Listener::Unix(made.file.listen().map_err(why_not)?);
-            Ok(listen(listener, self.events.clone()))
+        let listening = |at| listen(Listener::Unix(at), self.events.clone());
+        let (made, accepting) = match &mut self.made {
+            Some(made) => made,
+            none => {
+                let made = Made::bind(&self.served.socket).map_err(why_not)?;
+                let at = made.file.listen().map_err(why_not)?;
+                none.insert((made, listening(at)))
+            }
         };
-        if self.made.is_none() {
-            let made = Made::bind(&self.served.socket).map_err(why_not)?;
-            let listening = listening(&made)?;
-            self.made = Some((made, listening));
-        }
-        let Some((made, accepting)) = &mut self.made else { return Ok(()) };
-        if made.file.look(now).map_err(why_not)? {
+        if let Some(again) = made.file.look(now).map_err(why_not)? {
             self.last.made_again = true;
-            *accepting = listening(made)?;
+            *accepting = listening(again);
         }
         let shown = made.link.show(now, self.served.serve == Serve::Full);
         shown.map_err(|error| format!("{error}; {advice}"))

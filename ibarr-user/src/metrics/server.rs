@@ -33,7 +33,7 @@ use crate::control::messages::{Body, MetricsForm as Form, Request as Question};
 use crate::control::places::Connections;
 use crate::control::server::Ask;
 use crate::sys::{clock, peer};
-use crate::transport::socket_file::{self, LOOK, SocketFile};
+use crate::transport::socket_file::{self, LOOK, PAUSE, SocketFile};
 use crate::transport::{Counter, Counters};
 
 const CONNECTIONS: Room = Room { all: 16, of_user: 4 };
@@ -221,17 +221,17 @@ impl Socket {
             };
             if let Err(error) = accepted {
                 debug!(%error, "cannot accept a connection for metrics");
-                sleep(Duration::from_millis(100)).await;
+                sleep(PAUSE).await;
             }
         }
     }
 
     fn look(&mut self, counters: &Counters) -> Result<(), Error> {
         if let Self::Unix(socket, file) = self
-            && file.look(clock::now())?
+            && let Some(again) = file.look(clock::now())?
         {
             counters.count(Counter::FileMadeAgain);
-            *socket = file.listen()?;
+            *socket = again;
         }
         Ok(())
     }

@@ -16,10 +16,14 @@ use ibarr_proto::retry::Repair;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use thiserror::Error;
+use tokio::net::UnixListener as Accepting;
 use tracing::warn;
 
 /// How often to [look](SocketFile::look).
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
+
+/// Pause after an error of accept(2), which other processes may cause (`EMFILE`).
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a socket file is not there.
 #[derive(Debug, Error)]
@@ -85,12 +89,12 @@ impl SocketFile {
         })
     }
 
-    /// Where clients are accepted; another one after each repair. Must be called within a runtime.
+    /// Where clients are accepted. Must be called within a runtime.
     ///
     /// # Errors
     /// Errors of dup(2) and epoll_ctl(2).
-    pub(crate) fn listen(&self) -> Result<tokio::net::UnixListener, Error> {
-        let listener = self.listener.try_clone().and_then(tokio::net::UnixListener::from_std);
+    pub(crate) fn listen(&self) -> Result<Accepting, Error> {
+        let listener = self.listener.try_clone().and_then(Accepting::from_std);
         listener.map_err(|error| Error::Io(self.path.clone(), error))
     }
 
@@ -99,13 +103,14 @@ impl SocketFile {
         fs::symlink_metadata(&self.path).is_ok_and(|there| identity(&there) == self.file)
     }
 
-    /// Makes the file again if another program has removed it, and says whether it did. May wait for the file system.
+    /// Makes the file again if another program has removed it, and returns where clients are accepted from then on. May
+    /// wait for the file system. Must be called within a runtime.
     ///
     /// # Errors
     /// If another file has its name, or it cannot be made yet.
-    pub(crate) fn look(&mut self, now: Instant) -> Result<bool, Error> {
+    pub(crate) fn look(&mut self, now: Instant) -> Result<Option<Accepting>, Error> {
         if self.is_there() {
-            return Ok(false);
+            return Ok(None);
         }
         match fs::symlink_metadata(&self.path) {
             Ok(_) => return Err(Error::Taken(self.path.clone())),
@@ -116,7 +121,7 @@ impl SocketFile {
         made.repair = self.repair;
         warn!("{}: another program has removed the socket; it is made again", self.path.display());
         *self = made;
-        Ok(true)
+        self.listen().map(Some)
     }
 }
 
@@ -179,19 +184,19 @@ mod tests {
         assert!(!path("dead").exists());
     }
 
-    #[test]
-    fn removed_file_is_made_again_and_another_in_its_place_stays() {
+    #[tokio::test]
+    async fn removed_file_is_made_again_and_another_in_its_place_stays() {
         let dir = ShortDir::new();
         let path = dir.path().join("sock");
         let mut ours = SocketFile::bind(&path).unwrap();
-        assert!(!ours.look(NOW).unwrap());
+        assert!(ours.look(NOW).unwrap().is_none());
         fs::remove_file(&path).unwrap();
-        assert!(ours.look(NOW).unwrap());
+        assert!(ours.look(NOW).unwrap().is_some());
         UnixStream::connect(&path).unwrap();
         // Again, at once.
         fs::remove_file(&path).unwrap();
         assert!(matches!(ours.look(NOW), Err(Error::Paused(_))));
-        assert!(ours.look(NOW + LOOK).unwrap());
+        assert!(ours.look(NOW + LOOK).unwrap().is_some());
         // Theirs are of every kind, and not all of them listen.
         fs::remove_file(&path).unwrap();
         let theirs = UnixDatagram::bind(&path).unwrap();

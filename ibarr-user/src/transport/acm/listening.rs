@@ -37,14 +37,12 @@ impl Listener {
     /// If the runtime cannot watch it.
     pub fn inherited(fd: OwnedFd) -> io::Result<Self> {
         let address: SockaddrStorage = getsockname(fd.as_raw_fd())?;
-        match address.family() {
-            Some(AddressFamily::Unix) => {
-                let listener = StdUnixListener::from(fd);
-                listener.set_nonblocking(true)?;
-                UnixListener::from_std(listener).map(Self::Unix)
-            }
-            _ => Self::tcp(fd.into()),
+        if address.family() != Some(AddressFamily::Unix) {
+            return Self::tcp(fd.into());
         }
+        let listener = StdUnixListener::from(fd);
+        listener.set_nonblocking(true)?;
+        UnixListener::from_std(listener).map(Self::Unix)
     }
 
     /// Listens at a port of 127.0.0.1. Connections of an earlier daemon to this port do not matter

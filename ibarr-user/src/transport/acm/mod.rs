@@ -43,6 +43,7 @@ pub(crate) use self::sources::Sources;
 use crate::sys::fd;
 use crate::sys::last_reply::{LastReply, Left};
 use crate::sys::peer;
+use crate::transport::socket_file::PAUSE;
 
 /// How long a client may take to read a reply for which its socket has no room. With the usual size of 208 kB
 /// that needs several replies that it has not read.
@@ -51,9 +52,6 @@ const READING: Duration = Duration::from_secs(2);
 /// How many replies, of 64 KiB at most, may wait for room in their sockets. A client above that, or one that gives
 /// way, loses its connection.
 const WAITING: Room = Room { all: 64, of_user: 16 };
-
-/// Pause after an error of accept(2).
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// An input of the engine.
 #[derive(Debug)]
