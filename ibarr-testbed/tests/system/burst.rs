@@ -36,7 +36,7 @@ fn ten_thousand_peers_at_once_are_answered_by_a_daemon_that_slept() {
         let socket = netns::inside(&n1.namespace, || {
             // This is another thread, which uses the test's runtime.
             let _entered = runtime.enter();
-            Ok(UdpSocket::bind(Family::V4, 0)?)
+            Ok(UdpSocket::bind_in(None, Family::V4, 0)?)
         });
         let socket = socket.unwrap();
         udp_options::widen(&socket, 64 << 20).unwrap();

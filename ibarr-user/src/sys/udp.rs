@@ -35,20 +35,12 @@ pub struct UdpSocket {
 }
 
 impl UdpSocket {
-    /// Binds `port` on all addresses of the family. With port 0 the kernel picks a free one at
-    /// random.
+    /// Binds `port` on all addresses of the family, in `vrf` or in none. With port 0 the kernel picks a free one at
+    /// random. Needs no capability since Linux 5.7.
     ///
     /// # Errors
-    /// Errors of socket(2), setsockopt(2) and bind(2): `AddrInUse` if another socket has the port.
-    pub fn bind(family: Family, port: u16) -> io::Result<Self> {
-        Self::bind_prepared(family, port, |_| Ok(()))
-    }
-
-    /// Like [`bind`](Self::bind), for a socket that sends and receives in `vrf`, or in none. Needs no
-    /// capability since Linux 5.7.
-    ///
-    /// # Errors
-    /// See [`bind`](Self::bind); `ENXIO` or `ENODEV` if the VRF has gone.
+    /// Errors of socket(2), setsockopt(2) and bind(2): `AddrInUse` if another socket has the port; `ENXIO` or `ENODEV`
+    /// if the VRF has gone.
     pub fn bind_in(vrf: Option<IfIndex>, family: Family, port: u16) -> io::Result<Self> {
         Self::bind_prepared(family, port, |fd| {
             let Some(vrf) = vrf else { return Ok(()) };
@@ -57,11 +49,11 @@ impl UdpSocket {
         })
     }
 
-    /// Like [`bind`](Self::bind), for a socket that drops datagrams which claim to come from this
+    /// Like [`bind_in`](Self::bind_in) no VRF, for a socket that drops datagrams which claim to come from this
     /// host and do not, so that [`Received::is_local`] is reliable.
     ///
     /// # Errors
-    /// See [`bind`](Self::bind).
+    /// See [`bind_in`](Self::bind_in).
     pub fn bind_server(family: Family, port: u16) -> io::Result<Self> {
         Self::bind_prepared(family, port, udp_options::refuse_from_itself)
     }
@@ -72,7 +64,7 @@ impl UdpSocket {
     /// only while this runs, to sockets of the same user.
     ///
     /// # Errors
-    /// See [`bind`](Self::bind); `ENODEV` if there is no such VRF.
+    /// See [`bind_in`](Self::bind_in); `ENODEV` if there is no such VRF.
     pub fn bind_in_vrf(
         family: Family,
         port: u16,
@@ -324,8 +316,8 @@ mod tests {
         for (family, near, far) in
             [(Family::V4, "127.0.0.1", "127.0.0.7"), (Family::V6, "::1", "::1")]
         {
-            let client = UdpSocket::bind(family, 0).unwrap();
-            let server = UdpSocket::bind(family, 0).unwrap();
+            let client = UdpSocket::bind_in(None, family, 0).unwrap();
+            let server = UdpSocket::bind_in(None, family, 0).unwrap();
             let near = SocketAddr::new(near.parse().unwrap(), port(&client));
             let far = SocketAddr::new(far.parse().unwrap(), port(&server));
             client.try_send(b"ask", far, Source::default()).unwrap();
@@ -345,7 +337,7 @@ mod tests {
         if !on_own_network(|| ()) {
             return;
         }
-        let socket = UdpSocket::bind(Family::V4, 0).unwrap();
+        let socket = UdpSocket::bind_in(None, Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         socket.try_send(&[7; 100], to, Source::default()).unwrap();
         socket.heard().await.unwrap();
@@ -387,7 +379,7 @@ mod tests {
             let fd = outside.duplicate().unwrap();
             // Any device will do.
             let inside = UdpSocket::bind_in_vrf(family, to.port(), "lo", &fd).unwrap();
-            let client = UdpSocket::bind(family, 0).unwrap();
+            let client = UdpSocket::bind_in(None, family, 0).unwrap();
             client.try_send(b"ask", to, Source::default()).unwrap();
             receive(&inside, b"ask").await;
             let other = UdpSocket::bind_prepared(family, to.port(), share);
@@ -404,7 +396,7 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn foreign_source_address_is_refused() {
-        let socket = UdpSocket::bind(Family::V4, 0).unwrap();
+        let socket = UdpSocket::bind_in(None, Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         let source = Source { address: Some("192.0.2.1".parse().unwrap()), egress: None };
         assert!(socket.try_send(b"x", to, source).is_err());
@@ -415,7 +407,7 @@ mod tests {
         if !on_own_network(|| ()) {
             return;
         }
-        let socket = UdpSocket::bind(Family::V4, 0).unwrap();
+        let socket = UdpSocket::bind_in(None, Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         socket.try_send(b"now", to, Source::default()).unwrap();
         receive(&socket, b"now").await;
@@ -432,7 +424,7 @@ mod tests {
         {
             let [near, far]: [IpAddr; 2] = [near, far].map(|address| address.parse().unwrap());
             let server = UdpSocket::bind_server(family, 0).unwrap();
-            let clients = [(); 2].map(|()| UdpSocket::bind(family, 0).unwrap());
+            let clients = [(); 2].map(|()| UdpSocket::bind_in(None, family, 0).unwrap());
             let to = SocketAddr::new(far, port(&server));
             for number in 0..SENT {
                 let client = &clients[usize::from(number) % 2];
@@ -470,7 +462,7 @@ mod tests {
         if !on_own_network(|| ()) {
             return;
         }
-        let socket = UdpSocket::bind(Family::V4, 0).unwrap();
+        let socket = UdpSocket::bind_in(None, Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         let from = |address: &str| Outgoing {
             to,
@@ -494,7 +486,7 @@ mod tests {
         if !on_own_network(|| ()) {
             return;
         }
-        let socket = UdpSocket::bind(Family::V4, 0).unwrap();
+        let socket = UdpSocket::bind_in(None, Family::V4, 0).unwrap();
         let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(&socket));
         let held = udp_options::widen(&socket, 300_000).unwrap();
         assert!(held >= 300_000);
