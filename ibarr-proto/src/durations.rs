@@ -6,12 +6,12 @@ use core::time::Duration;
 
 /// Counts of durations.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Durations {
+pub struct Histogram {
     sum: Duration,
-    buckets: [u64; Durations::BOUNDS.len() + 1],
+    buckets: [u64; Histogram::BOUNDS.len() + 1],
 }
 
-impl Durations {
+impl Histogram {
     /// The longest duration of each bucket. One more bucket has all that is longer.
     pub const BOUNDS: [Duration; 11] = [
         Duration::from_micros(100),
@@ -93,14 +93,14 @@ mod tests {
 
     #[test]
     fn duration_is_counted_in_the_first_bucket_that_is_long_enough() {
-        let mut durations = Durations::default();
+        let mut durations = Histogram::default();
         let ms = Duration::from_millis;
         for duration in [Duration::ZERO, ms(1), ms(1) + Duration::from_nanos(1), ms(60_000)] {
             durations.add(duration);
         }
         let filled: Vec<_> = durations.buckets().filter(|(_, count)| *count > 0).collect();
         let expected =
-            [(Some(Durations::BOUNDS[0]), 1), (Some(ms(1)), 1), (Some(ms(5)), 1), (None, 1)];
+            [(Some(Histogram::BOUNDS[0]), 1), (Some(ms(1)), 1), (Some(ms(5)), 1), (None, 1)];
         assert_eq!(filled, expected);
         assert_eq!(durations.sum(), ms(60_002) + Duration::from_nanos(1));
     }

@@ -8,7 +8,7 @@ use ibarr_common::Instant;
 use ibarr_common::wire::ls::{Emitted, Error, PortId, Seq, Timeout};
 use ibarr_common::wire::sa::PathQuestion;
 
-use crate::durations::Durations;
+use crate::durations::Histogram;
 use crate::ip2gid::Question;
 use crate::paths::PortName;
 use crate::request::KernelRequest;
@@ -274,9 +274,9 @@ pub struct Load {
 #[derive(Clone, Debug, Default)]
 pub struct AnswerTimes {
     /// Address requests that were answered.
-    pub addresses: Durations,
+    pub addresses: Histogram,
     /// Path requests, whatever the answer was.
-    pub paths: Durations,
+    pub paths: Histogram,
 }
 
 crate::counters! {

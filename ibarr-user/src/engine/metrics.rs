@@ -79,8 +79,8 @@ impl Engine {
             let count = local_service.counters().get(counter);
             all.count(Name::Fallbacks, &[reason], count);
         }
-        all.durations(Name::ResolveDuration, &local_service.answer_times().addresses);
-        all.durations(Name::PathDuration, &local_service.answer_times().paths);
+        all.histogram(Name::ResolveDuration, &local_service.answer_times().addresses);
+        all.histogram(Name::PathDuration, &local_service.answer_times().paths);
     }
 
     fn answers_and_drops(&self, all: &mut Snapshot) {

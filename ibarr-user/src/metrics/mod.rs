@@ -8,7 +8,7 @@ pub(crate) mod server;
 
 use std::fmt;
 
-use ibarr_proto::durations::Durations;
+use ibarr_proto::durations::Histogram;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
@@ -35,7 +35,7 @@ struct Sample {
 enum Value {
     Number(f64),
     Count(u64),
-    Durations(Durations),
+    Histogram(Histogram),
 }
 
 impl Snapshot {
@@ -49,8 +49,8 @@ impl Snapshot {
         self.add(of, labels, Value::Number(level));
     }
 
-    pub(crate) fn durations(&mut self, of: Name, durations: &Durations) {
-        self.add(of, &[], Value::Durations(durations.clone()));
+    pub(crate) fn histogram(&mut self, of: Name, histogram: &Histogram) {
+        self.add(of, &[], Value::Histogram(histogram.clone()));
     }
 
     fn add(&mut self, of: Name, labels: &[&str], value: Value) {
@@ -115,7 +115,7 @@ impl Value {
         match self {
             Self::Number(number) => to.encode_gauge(number),
             Self::Count(count) => to.encode_counter::<NoLabelSet, u64, f64>(count, None),
-            Self::Durations(durations) => {
+            Self::Histogram(durations) => {
                 let buckets: Vec<_> = durations
                     .buckets()
                     .map(|(end, count)| (end.map_or(f64::INFINITY, |end| end.as_secs_f64()), count))
@@ -136,9 +136,9 @@ mod tests {
 
     fn snapshot() -> Snapshot {
         let mut snapshot = Snapshot::default();
-        let mut durations = Durations::default();
+        let mut durations = Histogram::default();
         durations.add(Duration::from_millis(2));
-        snapshot.durations(Name::ResolveDuration, &durations);
+        snapshot.histogram(Name::ResolveDuration, &durations);
         snapshot.count(Name::Requests, &["found", "cache"], 7);
         snapshot.level(Name::Health, &["sa", "mlx5_0/1"], 1.0);
         snapshot.level(Name::BuildInfo, &["1.0.0"], 1.0);
