@@ -3,7 +3,7 @@
 //! Answers the clients of ACM, `ib_acme` and librdmacm, which wait without a time-out of their own.
 //!
 //! A client asks for a path by the names or addresses of its ends. The driver looks up names that are not listed
-//! ([`Hosts`]), and finds the source that routing chooses, [`requests`](crate::requests) the GID of the
+//! ([`Hosts`]), and finds the source that routing chooses; [`requests`](crate::requests) finds the GID of the
 //! destination, and [`paths`] the path.
 //!
 //! A client that sends other bytes is disconnected, because the start of its next request cannot be found.

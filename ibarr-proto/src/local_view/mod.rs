@@ -122,7 +122,7 @@ enum RoutesConfirmed {
     NotYet,
     /// A dump took effect at this time.
     At(Instant),
-    /// No route is known, so no entry can be wrong.
+    /// Routes are unknown. None is in the maps, so none can be stale.
     Unknown,
 }
 

@@ -11,7 +11,7 @@ use ibarr_common::Instant;
 ///   hardware address of every IPoIB interface, without an event;
 /// * also after an event of a link, which the kernel may send before a change is complete;
 /// * but never sooner than [`GAP`](Self::GAP) after the last one was done, however many events there
-///   are, and after a [`REST`](Self::PAUSE) if there was more than the limit;
+///   are, and after a [`PAUSE`](Self::PAUSE) if the last dump exceeded the limit;
 /// * again after a failure, but after several failures in a row only after growing pauses: otherwise
 ///   a machine whose links keep changing would be dumped without end;
 /// * again, if none was done [`PATIENCE`](Self::PATIENCE) after it was requested or started.
@@ -20,7 +20,7 @@ pub(super) struct Reread {
     due: Instant,
     waiting: Waiting,
     /// A link had an event since the awaited dump was started.
-    again: bool,
+    repeats: bool,
     earliest: Instant,
     request: bool,
     /// Failures since the last success.
@@ -33,7 +33,7 @@ pub(super) struct Reread {
 enum Waiting {
     No,
     /// A dump has to be requested; everything that arrives before belongs to an earlier one.
-    Owed,
+    ToRequest,
     Asked,
     Started,
 }
@@ -51,7 +51,7 @@ impl Reread {
             interval,
             due: Instant::BOOT,
             waiting: Waiting::No,
-            again: false,
+            repeats: false,
             earliest: Instant::BOOT,
             request: false,
             failures: 0,
@@ -69,8 +69,8 @@ impl Reread {
 
     /// Requests a dump as soon as the gap allows; earlier requests and their results are void.
     pub(super) fn restart(&mut self) {
-        self.waiting = Waiting::Owed;
-        self.again = false;
+        self.waiting = Waiting::ToRequest;
+        self.repeats = false;
         self.request = false;
         self.retry = None;
         self.due = self.earliest;
@@ -96,8 +96,8 @@ impl Reread {
     pub(super) fn wanted(&mut self, now: Instant) {
         match self.waiting {
             Waiting::No => self.due = self.due.min(self.earliest.max(now)),
-            Waiting::Owed | Waiting::Asked => {}
-            Waiting::Started => self.again = true,
+            Waiting::ToRequest | Waiting::Asked => {}
+            Waiting::Started => self.repeats = true,
         }
     }
 
@@ -108,7 +108,7 @@ impl Reread {
         const LONGEST: Duration = Duration::from_secs(1);
         match self.waiting {
             // The dump that was requested has not begun.
-            Waiting::Owed | Waiting::Asked => return,
+            Waiting::ToRequest | Waiting::Asked => return,
             Waiting::No => self.due = now + Self::PATIENCE,
             Waiting::Started => {}
         }
@@ -122,12 +122,12 @@ impl Reread {
     /// Returns whether the dump counts.
     pub(super) fn started(&mut self, now: Instant) -> bool {
         match self.waiting {
-            Waiting::Owed => return false,
+            Waiting::ToRequest => return false,
             Waiting::No => self.due = now + Self::PATIENCE,
             Waiting::Asked | Waiting::Started => {}
         }
         self.waiting = Waiting::Started;
-        self.again = false;
+        self.repeats = false;
         self.retry = None;
         true
     }
@@ -136,14 +136,14 @@ impl Reread {
         self.waiting = Waiting::No;
         self.failures = 0;
         self.earliest = now + Self::GAP;
-        let again = core::mem::take(&mut self.again);
-        self.due = if again { self.earliest } else { now + self.interval };
+        let repeats = core::mem::take(&mut self.repeats);
+        self.due = if repeats { self.earliest } else { now + self.interval };
     }
 
     /// The last dump exceeded the limit.
     pub(super) fn pause(&mut self, now: Instant) {
         self.waiting = Waiting::No;
-        self.again = false;
+        self.repeats = false;
         self.earliest = now + Self::PAUSE;
         self.due = self.earliest;
     }

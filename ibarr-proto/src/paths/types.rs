@@ -225,7 +225,7 @@ pub struct Request {
     pub deadline: Instant,
 }
 
-/// A question of a user.
+/// What a request for a path asks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Search {
     /// Its answer is remembered.

@@ -255,7 +255,7 @@ impl World {
             }
             Output::View(local_view::Request::Dump(subject)) => {
                 let network = &mut self.machines[id].network;
-                let at = network.told_until().max(now + us(10));
+                let at = network.last_delivery().max(now + us(10));
                 let (started, what) = match subject {
                     Subject::Node => return self.at(at, What::DumpStarts(id, life)),
                     Subject::Routes => {
@@ -535,7 +535,7 @@ impl World {
                 self.note(id, &Entry::Ended(&event));
                 match event {
                     kernel::Event::Ip(seq, outcome) => self.call_ends(id, seq, outcome),
-                    kernel::Event::Path(seq, outcome) => self.path_said(id, seq, &outcome),
+                    kernel::Event::Path(seq, outcome) => self.path_outcome(id, seq, &outcome),
                     kernel::Event::AnswerLost(_) => self.claims.counts.answers_lost += 1,
                 }
             } else {

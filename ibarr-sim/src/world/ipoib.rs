@@ -28,7 +28,7 @@ enum Path {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Way {
     Open,
-    Parked,
+    Queued,
     Full,
     /// The path has to be looked up first.
     Unknown,
@@ -51,7 +51,7 @@ impl Ipoib {
             Some((_, Path::Open)) => Way::Open,
             Some((_, Path::Searching { queued, .. })) if queued.len() < QUEUED => {
                 queued.push(packet);
-                Way::Parked
+                Way::Queued
             }
             Some(_) => Way::Full,
             None => Way::Unknown,

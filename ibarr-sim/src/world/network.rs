@@ -19,7 +19,7 @@ pub(super) struct Network {
     links: Vec<Link>,
     addresses: Vec<InterfaceAddress>,
     /// Messages keep their order: none is delivered before this time.
-    told_until: Instant,
+    last_delivery: Instant,
     /// Number of the running dump of links and addresses.
     dump: u32,
     /// The daemon gets the events of neighbours.
@@ -37,7 +37,7 @@ impl Network {
         Self {
             links: links(gid),
             addresses: addresses.map(entry).into(),
-            told_until: START,
+            last_delivery: START,
             dump: 0,
             tells_neighbours: false,
         }
@@ -103,15 +103,15 @@ impl Network {
         self.dump == dump
     }
 
-    /// When a message is delivered that takes so long, and no less than those before it.
+    /// When a message that is sent now arrives: after `after`, and not before earlier ones.
     pub(super) fn deliver(&mut self, now: Instant, after: Duration) -> Instant {
-        self.told_until = self.told_until.max(now + after);
-        self.told_until
+        self.last_delivery = self.last_delivery.max(now + after);
+        self.last_delivery
     }
 
     /// When all messages are delivered.
-    pub(super) fn told_until(&self) -> Instant {
-        self.told_until
+    pub(super) fn last_delivery(&self) -> Instant {
+        self.last_delivery
     }
 
     pub(super) fn tell_neighbours(&mut self, tells: bool) {

@@ -45,7 +45,7 @@ struct Restart {
     /// The next daemon has inherited the socket to the kernel.
     keeps_socket: bool,
     /// The end of other troubles.
-    before: Instant,
+    others_end: Instant,
     /// The end of this trouble, if there is no other.
     until: Instant,
     /// A neighbour changed while no daemon was listening, so the kernel gave up.
@@ -72,20 +72,20 @@ impl Troubles {
         }
     }
 
-    /// Something without consequences of its own may delay messages until `until`.
+    /// Messages may be late until `until`, for a reason that no other function records.
     pub(super) fn disturb(&mut self, until: Instant) {
         self.any = self.any.max(until);
     }
 
-    /// The daemon has ended, and the next one works at `until`. Other troubles end at `before`.
+    /// The daemon has ended, and the next one works at `until`. Other troubles end at `others_end`.
     pub(super) fn restart(
         &mut self,
         now: Instant,
         keeps_socket: bool,
-        before: Instant,
+        others_end: Instant,
         until: Instant,
     ) {
-        self.restart = Some(Restart { at: now, keeps_socket, before, until, woken: false });
+        self.restart = Some(Restart { at: now, keeps_socket, others_end, until, woken: false });
     }
 
     /// A neighbour changes while no daemon runs.
@@ -126,7 +126,7 @@ impl Troubles {
     /// restart was the only trouble after `since` and the kernel did not give up.
     pub(super) fn waited(&self, asked_at: Instant, since: Instant) -> Option<Duration> {
         let restart = self.restart.as_ref()?;
-        let is_alone = restart.until == self.any && restart.before <= since;
+        let is_alone = restart.until == self.any && restart.others_end <= since;
         (is_alone && asked_at <= restart.at && !restart.woken)
             .then(|| restart.until.since(asked_at))
     }

@@ -33,7 +33,7 @@ impl World {
         let next_hop = machine.next_hop(target);
         match machine.ipoib.queue(next_hop, packet) {
             Way::Open => self.transmit(id, &packet),
-            Way::Parked => {}
+            Way::Queued => {}
             Way::Full => self.lose(id, &packet),
             Way::Unknown => {
                 let question = self.path_question(id, next_hop);
@@ -49,7 +49,7 @@ impl World {
     }
 
     /// Takes the outcome of the local service for a path.
-    pub(super) fn path_said(&mut self, id: Id, seq: Seq, outcome: &PathOutcome) {
+    pub(super) fn path_outcome(&mut self, id: Id, seq: Seq, outcome: &PathOutcome) {
         match outcome {
             PathOutcome::Resolved(_) => self.claims.counts.paths_resolved += 1,
             PathOutcome::Failed => self.claims.counts.paths_failed += 1,
@@ -230,7 +230,7 @@ impl World {
         self.put(id, Inbox::Reply { socket, packet });
     }
 
-    /// Sends a reply, about its source address if `about` is not given.
+    /// Sends a reply about the address `about`; `None` is its source.
     pub(super) fn reply(
         &mut self,
         id: Id,

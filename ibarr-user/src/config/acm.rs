@@ -15,7 +15,7 @@ pub struct Acm {
     pub socket: PathBuf,
     /// The port of 127.0.0.1 where they are answered, too.
     pub tcp_port: Option<NonZeroU16>,
-    /// A file of GIDs of names and addresses.
+    /// A file that lists the GID of each name or address.
     pub hosts: Option<PathBuf>,
     /// A file of paths.
     pub routes: Option<PathBuf>,
@@ -26,7 +26,7 @@ ibarr_common::words! {
     Serve {
         /// None.
         Off = "off",
-        /// `ib_acme`, and what else asks where it does.
+        /// `ib_acme`, and other programs that use its socket.
         Tools = "tools",
         /// Also librdmacm, and so applications.
         Full = "full",

@@ -43,7 +43,7 @@ impl Inherited {
     /// Adds a socket.
     ///
     /// # Errors
-    /// Why it cannot be used, with the remedy.
+    /// Why it cannot be used, and the remedy if there is one.
     pub(crate) fn add(&mut self, fd: OwnedFd) -> Result<(), String> {
         let (family, port) = check(&fd)?;
         if self.sockets.iter().any(|other| other.family == family) {

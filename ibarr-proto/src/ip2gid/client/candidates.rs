@@ -26,7 +26,7 @@ use super::{Candidate, Client, Counter, Egress, Outcome, Route};
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
     egresses: BTreeMap<IfIndex, Egress>,
-    /// The source of the last answer, if the first candidate has none. A full table is cleared.
+    /// The candidate by which a peer answered last, if it names a source. A full table is cleared.
     answered: BTreeMap<Question, Candidate>,
 }
 
@@ -56,7 +56,7 @@ impl Candidates {
     }
 }
 
-/// A candidate of a flight that counts. Users may also ask for what is on the link.
+/// The way of a candidate, if its route may be used. Users may also ask for what is on the link.
 fn way(flight: &Flight, candidate: Candidate, route: Route, vrf: Option<IfIndex>) -> Option<Way> {
     let is_gateway = route.next_hop != flight.question.target();
     let may_be_on_link = candidate.source.is_none() && !flight.is_of_kernel;
@@ -127,7 +127,7 @@ impl Client {
             flight.current = number;
             return;
         }
-        // Before the way changes: it has another line.
+        // First: the way says in which queue the flight is.
         self.outlets.dequeue(flight);
         (flight.current, flight.joined) = (number, after);
         if let Some(before) = before {

@@ -22,7 +22,7 @@ pub struct Settings {
     pub max_waiters_per_flight: NonZeroUsize,
     /// Maximum number of requests that wait in total.
     pub max_waiters: NonZeroUsize,
-    /// Number of sockets (random source ports) of each IP version, at least 1.
+    /// Number of sockets (random source ports) of each IP version in each VRF, at least 1.
     pub sockets: u8,
     /// Maximum number of next hops remembered. At least `max_flights`, so that each question in
     /// flight can have its own.
@@ -30,7 +30,7 @@ pub struct Settings {
     /// How long after the peer's last word a GID is given without asking the peer: at most 5 s; 0 to
     /// always ask.
     pub fresh_for: Duration,
-    /// How long a GID is remembered, for people and for peers that refuse: 1 s to a day.
+    /// How long a GID is kept, to show it, and to answer if the peer refuses a query: 1 s to a day.
     pub cache_ttl: Duration,
     /// How long a negative answer is remembered: at most 1 s, because the reason may be gone in a
     /// moment.

@@ -60,10 +60,10 @@ impl fmt::Display for SocketId {
 #[derive(Debug, Default)]
 pub(super) struct Outlets {
     by_domain: BTreeMap<Domain, Outlet>,
-    /// No socket of a domain that is gone had a later generation.
+    /// The highest generation of any socket of a domain that was removed.
     generation: u32,
     /// Number of positions given so far.
-    places: u64,
+    next_position: u64,
 }
 
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl Outlets {
         self.by_domain.values().map(|outlet| outlet.ready.len()).sum()
     }
 
-    /// The outlet of the flight's way, with the flight; `None` if there are too many domains.
+    /// Queues the flight at the outlet of its way, and returns that; `None` if there are too many domains.
     pub(super) fn enqueue(
         &mut self,
         settings: &Settings,
@@ -111,9 +111,9 @@ impl Outlets {
             ready: BTreeMap::new(),
         });
         if flight.ready.is_none() {
-            flight.ready = Some(self.places);
-            outlet.ready.insert(self.places, id);
-            self.places += 1;
+            flight.ready = Some(self.next_position);
+            outlet.ready.insert(self.next_position, id);
+            self.next_position += 1;
         }
         Some(outlet)
     }
@@ -249,7 +249,7 @@ impl Pool {
         rng: &mut impl Rng,
         events: &mut VecDeque<SocketEvent>,
     ) {
-        let said_before = self.receives(socket);
+        let is_known = self.receives(socket);
         let index = usize::from(socket.slot);
         let asked = self.slots.get_mut(index).filter(|slot| slot.state == State::Opening(socket));
         match asked {
@@ -264,7 +264,7 @@ impl Pool {
                 slot.state = State::Closed;
                 events.push_back(SocketEvent::Close(socket));
             }
-            None if said_before => {}
+            None if is_known => {}
             None => events.push_back(SocketEvent::Close(socket)),
         }
         self.schedule();
