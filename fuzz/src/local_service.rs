@@ -176,7 +176,7 @@ impl World {
 
     /// Answers the oldest question.
     fn find(&mut self, script: &mut Script<'_>) {
-        let Some((flight, question)) = self.sought.pop_first() else { return };
+        let Some((id, question)) = self.sought.pop_first() else { return };
         let outcome = match script.byte() {
             0..32 => Outcome::NotFound,
             32..64 => Outcome::TimedOut,
@@ -189,9 +189,9 @@ impl World {
                 Outcome::Found { gid, source: Source::Peer }
             }
         };
-        self.core.answered(self.now, flight, outcome);
+        self.core.answered(self.now, id, outcome);
         // A second outcome must be ignored.
-        self.core.answered(self.now, flight, Outcome::NotFound);
+        self.core.answered(self.now, id, Outcome::NotFound);
         self.listen();
     }
 
@@ -293,23 +293,19 @@ impl World {
     fn listen(&mut self) {
         while let Some(event) = self.core.poll_event() {
             match event {
-                Event::Wanted { flight, question, .. } => {
-                    assert_eq!(
-                        self.sought.insert(flight, question),
-                        None,
-                        "a flight's id is used again"
-                    );
+                Event::Wanted { id, question, .. } => {
+                    assert_eq!(self.sought.insert(id, question), None, "an id is used again");
                 }
-                Event::Unwanted { flight, question } => {
+                Event::Unwanted { id, question } => {
                     assert_eq!(
-                        self.sought.remove(&flight),
+                        self.sought.remove(&id),
                         Some(question),
-                        "the flight was not wanted"
+                        "the request was not wanted"
                     );
                 }
                 Event::Dropped { .. } => {}
-                Event::PathWanted { flight, .. } => {
-                    self.core.path_answered(self.now, flight, &paths::Outcome::UnknownPort, true);
+                Event::PathWanted { id, .. } => {
+                    self.core.path_answered(self.now, id, &paths::Outcome::UnknownPort, true);
                 }
                 Event::PathOverloaded { seq, .. } => self.core.path_overloaded(self.now, seq, true),
             }

@@ -169,10 +169,10 @@ impl LocalService {
     }
 
     /// The search has ended.
-    pub fn answered(&mut self, now: Instant, flight: KernelRequest, outcome: Outcome) {
+    pub fn answered(&mut self, now: Instant, id: KernelRequest, outcome: Outcome) {
         self.advance(now);
         // The request may have ended meanwhile.
-        let Some(seq) = self.requests.end_flight(flight) else { return };
+        let Some(seq) = self.requests.end(id) else { return };
         let postponed_as = match outcome {
             Outcome::Found { gid, source } => {
                 self.counters.count(match source {
@@ -200,12 +200,12 @@ impl LocalService {
     pub fn path_answered(
         &mut self,
         now: Instant,
-        flight: KernelRequest,
+        id: KernelRequest,
         outcome: &crate::paths::Outcome,
         left: bool,
     ) {
         self.advance(now);
-        let Some(waiting) = self.path_requests.take(flight) else { return };
+        let Some(waiting) = self.path_requests.take(id) else { return };
         let Waiting { seq, path_use, asked_at, .. } = waiting;
         self.answer_times.paths.add(self.now.since(asked_at));
         let (answer, counter) = paths::answer(path_use, outcome, left);
@@ -415,12 +415,12 @@ impl LocalService {
             self.counters.count(Counter::PathsAbandoned);
         }
         let port = PortName { device: request.device, port: request.port };
-        let Some(flight) = self.path_requests.insert(self.now, seq, &request) else {
+        let Some(id) = self.path_requests.insert(self.now, seq, &request) else {
             return self.events.push_back(Event::PathOverloaded { seq, port });
         };
         let deadline = self.now + self.config.timeout.get() * 4 / 5;
         let question = paths::question(&request);
-        self.events.push_back(Event::PathWanted { flight, port, question, deadline });
+        self.events.push_back(Event::PathWanted { id, port, question, deadline });
     }
 
     fn answer_path(&mut self, seq: Seq, answer: Answer) {
@@ -461,8 +461,8 @@ impl LocalService {
             }
         }
         let (asked_at, deadline) = (self.now, self.now + self.config.deadline);
-        let flight = self.requests.insert(asked_at, seq, question, deadline);
-        self.events.push_back(Event::Wanted { flight, question, asked_at, deadline });
+        let id = self.requests.insert(asked_at, seq, question, deadline);
+        self.events.push_back(Event::Wanted { id, question, asked_at, deadline });
     }
 
     fn duplicate(&mut self, seq: Seq) {
@@ -492,14 +492,9 @@ impl LocalService {
         let Some(request) = self.requests.get_mut(seq).copied() else { return };
         let too_late = match request.state {
             State::Postponed { .. } if self.now < request.deadline => {
-                let flight = self.requests.seek(seq);
+                let id = self.requests.seek(seq);
                 let Held { question, asked_at, deadline, .. } = request;
-                return self.events.push_back(Event::Wanted {
-                    flight,
-                    question,
-                    asked_at,
-                    deadline,
-                });
+                return self.events.push_back(Event::Wanted { id, question, asked_at, deadline });
             }
             State::Postponed { why } => why,
             State::Searching(_) => Counter::TimedOut,
@@ -572,8 +567,8 @@ impl LocalService {
         let Some(request) = self.requests.remove(seq) else { return };
         let question = request.question;
         match request.state {
-            State::Searching(flight) => {
-                self.events.push_back(Event::Unwanted { flight, question });
+            State::Searching(id) => {
+                self.events.push_back(Event::Unwanted { id, question });
             }
             State::Answered(Answered { queued: Some(ticket), .. }) => self.queue.remove(ticket),
             State::Answered(_) | State::Postponed { .. } => {}

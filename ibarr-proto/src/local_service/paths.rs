@@ -17,8 +17,8 @@ use crate::request::KernelRequest;
 pub(super) struct PathRequests {
     max: usize,
     next: u64,
-    by_flight: BTreeMap<KernelRequest, Waiting>,
-    flights: BTreeMap<Seq, KernelRequest>,
+    by_id: BTreeMap<KernelRequest, Waiting>,
+    ids: BTreeMap<Seq, KernelRequest>,
 }
 
 /// The data of a request that its answer needs.
@@ -31,17 +31,17 @@ pub(super) struct Waiting {
 
 impl PathRequests {
     pub(super) fn new(max: usize) -> Self {
-        Self { max, next: 0, by_flight: BTreeMap::new(), flights: BTreeMap::new() }
+        Self { max, next: 0, by_id: BTreeMap::new(), ids: BTreeMap::new() }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.by_flight.len()
+        self.by_id.len()
     }
 
     /// Returns whether a request with this number was waiting.
     pub(super) fn forget(&mut self, seq: Seq) -> bool {
-        let flight = self.flights.remove(&seq);
-        flight.is_some_and(|flight| self.by_flight.remove(&flight).is_some())
+        let id = self.ids.remove(&seq);
+        id.is_some_and(|id| self.by_id.remove(&id).is_some())
     }
 
     /// `None` if too many requests wait.
@@ -51,27 +51,27 @@ impl PathRequests {
         seq: Seq,
         request: &ResolvePath,
     ) -> Option<KernelRequest> {
-        if self.by_flight.len() >= self.max {
+        if self.by_id.len() >= self.max {
             return None;
         }
-        let flight = KernelRequest(self.next);
+        let id = KernelRequest(self.next);
         self.next += 1;
         let waiting = Waiting { seq, path_use: request.path_use, asked_at };
-        self.by_flight.insert(flight, waiting);
-        self.flights.insert(seq, flight);
-        Some(flight)
+        self.by_id.insert(id, waiting);
+        self.ids.insert(seq, id);
+        Some(id)
     }
 
-    pub(super) fn take(&mut self, flight: KernelRequest) -> Option<Waiting> {
-        let waiting = self.by_flight.remove(&flight)?;
-        self.flights.remove(&waiting.seq);
+    pub(super) fn take(&mut self, id: KernelRequest) -> Option<Waiting> {
+        let waiting = self.by_id.remove(&id)?;
+        self.ids.remove(&waiting.seq);
         Some(waiting)
     }
 
     /// The request that has waited longest.
     pub(super) fn take_first(&mut self) -> Option<Seq> {
-        let (_, Waiting { seq, .. }) = self.by_flight.pop_first()?;
-        self.flights.remove(&seq);
+        let (_, Waiting { seq, .. }) = self.by_id.pop_first()?;
+        self.ids.remove(&seq);
         Some(seq)
     }
 }

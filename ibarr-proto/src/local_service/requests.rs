@@ -21,8 +21,8 @@ use crate::timer::Timers;
 pub(super) struct Requests {
     max: usize,
     by_seq: BTreeMap<Seq, Request>,
-    flights: BTreeMap<KernelRequest, Seq>,
-    next_flight: u64,
+    ids: BTreeMap<KernelRequest, Seq>,
+    next_id: u64,
     /// Requests that wait for an answer, by the time when the kernel last sent them.
     waiting: BTreeSet<(Instant, Seq)>,
     /// The time of the next action for a request. Each that waits or is not handed over has one.
@@ -70,8 +70,8 @@ impl Requests {
         Self {
             max,
             by_seq: BTreeMap::new(),
-            flights: BTreeMap::new(),
-            next_flight: 0,
+            ids: BTreeMap::new(),
+            next_id: 0,
             waiting: BTreeSet::new(),
             due: Timers::default(),
             memory: Timers::default(),
@@ -138,14 +138,14 @@ impl Requests {
 
     /// A search for the answer begins, until the deadline.
     pub(super) fn seek(&mut self, seq: Seq) -> KernelRequest {
-        let flight = KernelRequest(self.next_flight);
-        self.next_flight += 1;
+        let id = KernelRequest(self.next_id);
+        self.next_id += 1;
         if let Some(request) = self.by_seq.get_mut(&seq) {
-            request.state = State::Searching(flight);
-            self.flights.insert(flight, seq);
+            request.state = State::Searching(id);
+            self.ids.insert(id, seq);
             self.due.set(seq, Some(request.deadline));
         }
-        flight
+        id
     }
 
     /// The search has failed.
@@ -183,9 +183,9 @@ impl Requests {
         self.memory.contains(seq)
     }
 
-    /// Ends the search `flight`.
-    pub(super) fn end_flight(&mut self, flight: KernelRequest) -> Option<Seq> {
-        self.flights.remove(&flight)
+    /// Ends the search `id`.
+    pub(super) fn end(&mut self, id: KernelRequest) -> Option<Seq> {
+        self.ids.remove(&id)
     }
 
     pub(super) fn remove(&mut self, seq: Seq) -> Option<Request> {
@@ -193,8 +193,8 @@ impl Requests {
         self.waiting.remove(&(request.mentioned_at, seq));
         self.due.set(seq, None);
         self.memory.set(seq, None);
-        if let State::Searching(flight) = request.state {
-            self.flights.remove(&flight);
+        if let State::Searching(id) = request.state {
+            self.ids.remove(&id);
         }
         Some(request)
     }

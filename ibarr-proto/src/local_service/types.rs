@@ -204,7 +204,7 @@ pub enum Event {
     /// A search for an answer is to begin. [`LocalService::answered`](super::LocalService::answered) is called at its end.
     Wanted {
         /// The number of the search.
-        flight: KernelRequest,
+        id: KernelRequest,
         /// The question. Its egress is an ifindex of the caller's network namespace, which may
         /// differ from ours.
         question: Question,
@@ -216,7 +216,7 @@ pub enum Event {
     /// The answer is no longer wanted.
     Unwanted {
         /// The number of the search.
-        flight: KernelRequest,
+        id: KernelRequest,
         question: Question,
     },
     /// A request is dropped without an answer. Only a trace needs to know.
@@ -238,7 +238,7 @@ pub enum Event {
     /// deadline, unless the socket is lost before.
     PathWanted {
         /// The number of the search.
-        flight: KernelRequest,
+        id: KernelRequest,
         /// The local port of the path.
         port: PortName,
         question: PathQuestion,

@@ -317,15 +317,15 @@ impl Node {
 
     fn route_kernel(&mut self, now: Instant, event: local_service::Event) {
         match event {
-            local_service::Event::Wanted { flight, question, asked_at, deadline } => {
-                self.ask(now, AddressRequest::of_kernel(flight, question, asked_at, deadline));
+            local_service::Event::Wanted { id, question, asked_at, deadline } => {
+                self.ask(now, AddressRequest::of_kernel(id, question, asked_at, deadline));
             }
-            local_service::Event::PathWanted { flight, port, question, deadline } => {
-                self.ask_for_path(now, PathRequest::of_kernel(flight, port, question, deadline));
+            local_service::Event::PathWanted { id, port, question, deadline } => {
+                self.ask_for_path(now, PathRequest::of_kernel(id, port, question, deadline));
             }
-            local_service::Event::Unwanted { flight, .. } => {
-                self.trace.forget(trace::Id::Address(RequestId::Kernel(flight)));
-                self.requests.handle_input(now, requests::Input::Unwanted(flight));
+            local_service::Event::Unwanted { id, .. } => {
+                self.trace.forget(trace::Id::Address(RequestId::Kernel(id)));
+                self.requests.handle_input(now, requests::Input::Unwanted(id));
             }
             local_service::Event::Dropped { question, asked_at, why } => {
                 self.trace.dropped(now, question, asked_at, why);

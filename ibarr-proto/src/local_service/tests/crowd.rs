@@ -75,8 +75,8 @@ impl Machine {
         self.core.handle_input(self.now, Input::Drained);
         self.core.handle_timeout(self.now);
         while let Some(event) = self.core.poll_event() {
-            if let Event::Wanted { flight, .. } = event {
-                self.core.answered(self.now, flight, peer(TARGET));
+            if let Event::Wanted { id, .. } = event {
+                self.core.answered(self.now, id, peer(TARGET));
             }
         }
         while let Some(transmit) = self.core.poll_transmit() {

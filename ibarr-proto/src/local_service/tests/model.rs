@@ -365,7 +365,7 @@ proptest! {
             overruns_from: START,
             newly_sought: Vec::new(),
         };
-        let mut flights = BTreeMap::new();
+        let mut ids = BTreeMap::new();
         for op in ops {
             let input = |core: &mut LocalService, input| core.handle_input(model.now, input);
             match op {
@@ -382,22 +382,22 @@ proptest! {
                     model.ask_path(seq);
                 }
                 Op::Find { which, outcome } => {
-                    if flights.is_empty() {
+                    if ids.is_empty() {
                         continue;
                     }
-                    let (&seq, &(flight, target)) =
-                        flights.iter().nth(which.index(flights.len())).expect("in range");
+                    let (&seq, &(id, target)) =
+                        ids.iter().nth(which.index(ids.len())).expect("in range");
                     let outcome = match outcome {
                         0 => Outcome::NotFound,
                         1 => Outcome::Unreachable,
                         2 => Outcome::Overloaded,
                         _ => peer(target),
                     };
-                    core.answered(model.now, flight, outcome);
-                    flights.remove(&seq);
+                    core.answered(model.now, id, outcome);
+                    ids.remove(&seq);
                     model.find(seq, matches!(outcome, Outcome::Found { .. }));
                     // Each search gets one result.
-                    core.answered(model.now, flight, outcome);
+                    core.answered(model.now, id, outcome);
                 }
                 Op::Take => {
                     prop_assert_eq!(core.poll_transmit().map(|t| tell(&t)), model.take());
@@ -420,25 +420,25 @@ proptest! {
                     core.handle_timeout(model.now);
                 }
             }
-            // The core identifies searches by flights, the model by request numbers.
+            // The core identifies searches by ids, the model by request numbers.
             let mut newly_sought = std::mem::take(&mut model.newly_sought).into_iter();
             while let Some(event) = core.poll_event() {
                 match event {
-                    Event::Wanted { flight, question, asked_at, deadline } => {
+                    Event::Wanted { id, question, asked_at, deadline } => {
                         let seq = newly_sought.next().expect("wanted as the model says");
                         let held = model.held(seq);
                         prop_assert_eq!((asked_at, deadline), (held.asked_at, held.deadline));
                         let target = TARGETS[held.target];
                         prop_assert_eq!(question.target().to_string(), target);
-                        flights.insert(seq, (flight, target));
+                        ids.insert(seq, (id, target));
                     }
-                    Event::Unwanted { flight, .. } => {
-                        flights.retain(|_, (known, _)| *known != flight);
+                    Event::Unwanted { id, .. } => {
+                        ids.retain(|_, (known, _)| *known != id);
                     }
                     Event::Dropped { .. } => {}
-                    Event::PathWanted { flight, .. } => {
+                    Event::PathWanted { id, .. } => {
                         let outcome = crate::paths::Outcome::UnknownPort;
-                        core.path_answered(model.now, flight, &outcome, true);
+                        core.path_answered(model.now, id, &outcome, true);
                     }
                     Event::PathOverloaded { seq, .. } => {
                         core.path_overloaded(model.now, seq, true);
@@ -447,7 +447,7 @@ proptest! {
             }
             prop_assert_eq!(newly_sought.next(), None);
             let sought: Vec<_> =
-                flights.iter().map(|(&seq, &(_, target))| (seq, target)).collect();
+                ids.iter().map(|(&seq, &(_, target))| (seq, target)).collect();
             prop_assert_eq!(sought, model.sought());
             prop_assert_eq!(core.load().held, model.requests.len());
             prop_assert_eq!(core.poll_timeout(), model.next_timeout());
@@ -528,22 +528,22 @@ proptest! {
                 core.handle_input(now, Input::Datagram { sender: Sender::Kernel, bytes, cut: false });
             }
             core.handle_input(now, Input::Drained);
-            finds.retain(|(at, flight, target)| {
+            finds.retain(|(at, id, target)| {
                 let found = *at <= now;
                 if found {
-                    core.answered(now, *flight, peer(target));
+                    core.answered(now, *id, peer(target));
                 }
                 !found
             });
             core.handle_timeout(now);
             while let Some(event) = core.poll_event() {
-                if let Event::Wanted { flight, question, .. } = event {
+                if let Event::Wanted { id, question, .. } = event {
                     searches += 1;
                     let target = question.target().to_string();
                     let seq: usize = target.rsplit('.').next().expect("a part").parse().expect("N");
                     let (_, _, takes) = requests[seq - 1];
                     if takes < 3 {
-                        finds.push((now + ms(takes * 3), flight, target));
+                        finds.push((now + ms(takes * 3), id, target));
                     }
                 }
             }

@@ -80,8 +80,8 @@ impl Rig {
     /// The node ends the oldest search for `target`.
     pub(super) fn finds(&mut self, target: &str, outcome: Outcome) {
         let at = self.wanted.iter().position(|(_, wanted)| wanted == target);
-        let (flight, _) = self.wanted.remove(at.expect("it is wanted"));
-        self.core.answered(self.now, flight, outcome);
+        let (id, _) = self.wanted.remove(at.expect("it is wanted"));
+        self.core.answered(self.now, id, outcome);
         self.take_events();
     }
 
@@ -137,12 +137,12 @@ impl Rig {
     fn take_events(&mut self) {
         while let Some(event) = self.core.poll_event() {
             match event {
-                Event::Wanted { flight, question, .. } => {
+                Event::Wanted { id, question, .. } => {
                     assert_eq!(question.egress(), IfIndex::new(2));
-                    self.wanted.push((flight, question.target().to_string()));
+                    self.wanted.push((id, question.target().to_string()));
                 }
-                Event::Unwanted { flight, question } => {
-                    let unwanted = (flight, question.target().to_string());
+                Event::Unwanted { id, question } => {
+                    let unwanted = (id, question.target().to_string());
                     let at = self.wanted.iter().position(|wanted| *wanted == unwanted);
                     self.wanted.remove(at.expect("it was wanted"));
                 }
@@ -150,10 +150,10 @@ impl Rig {
                     let (target, waited) = (question.target(), self.now.since(asked_at));
                     self.dropped.push(format!("{target} after {waited:?}: {why}"));
                 }
-                Event::PathWanted { flight, .. } => {
+                Event::PathWanted { id, .. } => {
                     self.core.path_answered(
                         self.now,
-                        flight,
+                        id,
                         &crate::paths::Outcome::UnknownPort,
                         true,
                     );
