@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! Reports packets, with the time, the program, the interface, the source, the address that is asked
-//! for, and the result. `bpf/log.rs` of the daemon reads it.
+//! for, and the result. `bpf/packets.rs` of the daemon reads it.
 
 use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
