@@ -395,13 +395,31 @@ ibarr_common::words! {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::fmt::Display;
+
+    use ibarr_common::map::Program;
+    use ibarr_proto::ip2gid::Family;
+    use ibarr_proto::local_service::Nudged;
+    use ibarr_proto::trace::{Caller, Step, Verdict};
+    use ibarr_proto::{health, paths, request, shares};
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::bpf::Hook;
+    use crate::engine::descriptions;
+    use crate::transport::local_service::SocketState;
+
+    fn documents() -> impl Iterator<Item = &'static str> {
+        let golden = include_str!("../../tests/golden/control.jsonl");
+        golden.lines().filter(|line| !line.starts_with('#'))
+    }
 
     #[test]
     fn golden_documents_are_read_and_written_alike() {
-        let golden = include_str!("../../tests/golden/control.jsonl");
         let (mut requests, mut responses) = (0, 0);
-        for line in golden.lines().filter(|line| !line.starts_with('#')) {
+        for line in documents() {
             let written = if line.starts_with("{\"ask\"") {
                 requests += 1;
                 let request: Request = serde_json::from_str(line).unwrap();
@@ -413,7 +431,86 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (27, 136));
+        assert_eq!((requests, responses), (27, 154));
+    }
+
+    /// Each text and each name of a field in a document, after the place where it stands.
+    fn collect(place: &str, value: &Value, found: &mut BTreeSet<String>) {
+        match value {
+            Value::String(text) => {
+                found.insert(format!("{place} {text}"));
+            }
+            Value::Array(values) => values.iter().for_each(|value| collect(place, value, found)),
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    found.insert(format!("{place} {name}"));
+                    collect(&format!("{place}.{name}"), value, found);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn at<W: Display>(place: &str, words: impl IntoIterator<Item = W>) -> Vec<String> {
+        words.into_iter().map(|word| format!("{place} {word}")).collect()
+    }
+
+    /// The variants of an enumeration without `ALL`: serde lists them when it refuses another one.
+    fn variants<T: DeserializeOwned>(unknown: Value) -> Vec<String> {
+        let error = serde_json::from_value::<T>(unknown).err().unwrap().to_string();
+        let names: Vec<_> = error.split('`').skip(3).step_by(2).map(str::to_owned).collect();
+        assert!(names.len() > 1, "{error}");
+        names
+    }
+
+    #[test]
+    fn each_word_of_each_type_is_in_a_golden_document() {
+        let mut found = BTreeSet::new();
+        for line in documents() {
+            collect("", &serde_json::from_str(line).unwrap(), &mut found);
+        }
+        let wanted = [
+            at(".ask", variants::<Request>(json!({ "ask": "?" }))),
+            // The first word is the default, which is not written.
+            at(".lookup", &Lookup::ALL[1..]),
+            at(".form", &variants::<MetricsForm>(json!("?"))[1..]),
+            at(".only", variants::<Filter>(json!("?"))),
+            at(".error.kind", variants::<FailureKind>(json!("?"))),
+            at(".answers.status", request::Status::ALL),
+            at(".answers.source", request::Source::ALL),
+            at(".summary.answers", request::Status::ALL),
+            at(".answer.mismatches.with", MismatchWith::ALL),
+            at(".path.status", paths::Status::ALL),
+            at(".path.source", paths::Source::ALL),
+            at(".path.chosen", paths::Choice::ALL),
+            at(".ports.probing.because", Silence::ALL),
+            at(".ports.last-event.event", paths::PortEvent::ALL),
+            at(".status.health.state", health::State::ALL),
+            at(".status.health.reasons.state", health::State::ALL),
+            at(".status.health.reasons.cause", health::Cause::ALL),
+            at(".status.local-service.state", SocketState::ALL),
+            at(".status.local-service.nudges", NudgeState::ALL),
+            at(".status.interfaces.responder", Hook::ALL),
+            at(".status.users.what", shares::Kind::ALL),
+            at(".top.requests.what", RequestKind::ALL),
+            at(".top.answers.by", Answerer::ALL),
+            at(".counters", descriptions().map(|(name, _)| name)),
+            at(".import.lines.became", Became::ALL),
+            at(".kernel.interfaces.only-routed", Family::ALL),
+            at(".checks.state", CheckState::ALL),
+            at(".event.step", variants::<Step>(json!({ "step": "?" }))),
+            at(".event.by", variants::<Caller>(json!({ "by": "?" }))),
+            at(".event.source", request::Source::ALL),
+            at(".event.status", paths::Status::ALL),
+            at(".event.source", paths::Source::ALL),
+            at(".event.outcome", Nudged::ALL),
+            at(".event.program", Program::ALL),
+            at(".event.verdict", Verdict::ALL),
+            at(".traced.ended", TraceEnd::ALL),
+        ]
+        .concat();
+        let missing: Vec<_> = wanted.iter().filter(|word| !found.contains(*word)).collect();
+        assert!(missing.is_empty(), "no golden document has {missing:#?}");
     }
 
     #[test]
