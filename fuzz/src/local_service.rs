@@ -189,9 +189,9 @@ impl World {
                 Outcome::Found { gid, source: Source::Peer }
             }
         };
-        self.core.answered(self.now, id, outcome);
+        self.core.handle_input(self.now, Input::Answered { id, outcome });
         // A second outcome must be ignored.
-        self.core.answered(self.now, id, Outcome::NotFound);
+        self.core.handle_input(self.now, Input::Answered { id, outcome: Outcome::NotFound });
         self.listen();
     }
 
@@ -305,9 +305,14 @@ impl World {
                 }
                 Event::Dropped { .. } => {}
                 Event::PathWanted { id, .. } => {
-                    self.core.path_answered(self.now, id, &paths::Outcome::UnknownPort, true);
+                    let outcome = &paths::Outcome::UnknownPort;
+                    let input = Input::PathAnswered { id, outcome, is_left_to_kernel: true };
+                    self.core.handle_input(self.now, input);
                 }
-                Event::PathOverloaded { seq, .. } => self.core.path_overloaded(self.now, seq, true),
+                Event::PathOverloaded { seq, .. } => {
+                    let input = Input::PathOverloaded { seq, is_left_to_kernel: true };
+                    self.core.handle_input(self.now, input);
+                }
             }
         }
         let load = self.core.load();

@@ -154,6 +154,16 @@ impl LocalService {
                     Nudged::Failed => self.counters.count(Counter::NudgesFailed),
                 }
             }
+            Input::Answered { id, outcome } => self.answered(id, outcome),
+            Input::PathAnswered { id, outcome, is_left_to_kernel } => {
+                self.path_answered(id, outcome, is_left_to_kernel);
+            }
+            Input::PathOverloaded { seq, is_left_to_kernel } => {
+                let outcome = &crate::paths::Outcome::Overloaded;
+                let (answer, counter) = paths::answer(PathUse::All, outcome, is_left_to_kernel);
+                self.counters.count(counter);
+                self.answer_path(seq, answer);
+            }
             Input::Stop => {
                 self.nudges.end();
                 if self.port_id.is_some() {
@@ -168,9 +178,7 @@ impl LocalService {
         }
     }
 
-    /// The search has ended.
-    pub fn answered(&mut self, now: Instant, id: KernelRequest, outcome: Outcome) {
-        self.advance(now);
+    fn answered(&mut self, id: KernelRequest, outcome: Outcome) {
         // The request may have ended meanwhile.
         let Some(seq) = self.requests.end(id) else { return };
         let postponed_as = match outcome {
@@ -195,29 +203,11 @@ impl LocalService {
         self.requests.postpone(seq, postponed_as, until);
     }
 
-    /// The search for a path has ended; whether the request is `left` to the kernel, which then asks
-    /// the SA.
-    pub fn path_answered(
-        &mut self,
-        now: Instant,
-        id: KernelRequest,
-        outcome: &crate::paths::Outcome,
-        left: bool,
-    ) {
-        self.advance(now);
+    fn path_answered(&mut self, id: KernelRequest, outcome: &crate::paths::Outcome, left: bool) {
         let Some(waiting) = self.path_requests.take(id) else { return };
         let Waiting { seq, path_use, asked_at, .. } = waiting;
         self.answer_times.paths.add(self.now.since(asked_at));
         let (answer, counter) = paths::answer(path_use, outcome, left);
-        self.counters.count(counter);
-        self.answer_path(seq, answer);
-    }
-
-    /// Answers the request of [`Event::PathOverloaded`].
-    pub fn path_overloaded(&mut self, now: Instant, seq: Seq, left: bool) {
-        self.advance(now);
-        let (answer, counter) =
-            paths::answer(PathUse::All, &crate::paths::Outcome::Overloaded, left);
         self.counters.count(counter);
         self.answer_path(seq, answer);
     }
@@ -302,11 +292,6 @@ impl LocalService {
     /// How long requests waited for their answer.
     pub fn answer_times(&self) -> &AnswerTimes {
         &self.answer_times
-    }
-
-    /// Whether the last nudge failed.
-    pub fn nudge_fails(&self) -> bool {
-        self.nudges.failed()
     }
 
     /// Whether there is nothing to do before the next input, and no nudge is in progress.

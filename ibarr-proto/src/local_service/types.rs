@@ -10,8 +10,8 @@ use ibarr_common::wire::sa::PathQuestion;
 
 use crate::durations::Histogram;
 use crate::ip2gid::Question;
-use crate::paths::PortName;
-use crate::request::KernelRequest;
+use crate::paths::{self, PortName};
+use crate::request::{KernelRequest, Outcome};
 
 /// The configuration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -145,6 +145,17 @@ pub enum Input<'a> {
     Overrun,
     /// The result of [`Transmit::Nudge`].
     Nudged(Nudged),
+    /// The answer to [`Event::Wanted`].
+    Answered { id: KernelRequest, outcome: Outcome },
+    /// The answer to [`Event::PathWanted`].
+    PathAnswered {
+        id: KernelRequest,
+        outcome: &'a paths::Outcome,
+        /// The kernel then asks the SA.
+        is_left_to_kernel: bool,
+    },
+    /// The answer to [`Event::PathOverloaded`].
+    PathOverloaded { seq: Seq, is_left_to_kernel: bool },
     /// The daemon ends: no new search begins, known answers are sent, and the kernel's own time-out
     /// is restored.
     Stop,

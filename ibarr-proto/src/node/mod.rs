@@ -231,7 +231,7 @@ impl Node {
                 self.acm.handle_input(now, acm::Input::NodeChanged);
             }
             PortChange::Subnet { before, after } => {
-                self.client.subnet_changed(now, before, after);
+                self.client.handle_input(now, client::Input::Subnet { before, after });
             }
         }
     }
@@ -288,7 +288,10 @@ impl Node {
             requests::Event::Answered { id, outcome } => {
                 self.trace.answered(now, trace::Id::Address(id), trace::Outcome::Address(outcome));
                 match id {
-                    RequestId::Kernel(id) => self.local_service.answered(now, id, outcome),
+                    RequestId::Kernel(id) => {
+                        let input = local_service::Input::Answered { id, outcome };
+                        self.local_service.handle_input(now, input);
+                    }
                     RequestId::User(UserRequest::Acm(id)) => {
                         self.acm.handle_input(now, acm::Input::Address { id, outcome });
                     }
@@ -302,7 +305,10 @@ impl Node {
                 self.trace.answered(now, trace::Id::Path(id), traced);
                 match id {
                     RequestId::Kernel(id) => {
-                        self.local_service.path_answered(now, id, &outcome, is_left_to_kernel);
+                        let outcome = &outcome;
+                        let input =
+                            local_service::Input::PathAnswered { id, outcome, is_left_to_kernel };
+                        self.local_service.handle_input(now, input);
                     }
                     RequestId::User(UserRequest::Acm(id)) => {
                         self.acm.handle_input(now, acm::Input::Path { id, outcome });
@@ -331,8 +337,9 @@ impl Node {
                 self.trace.dropped(now, question, asked_at, why);
             }
             local_service::Event::PathOverloaded { seq, port } => {
-                let may = self.paths.may_fall_back(now, &port);
-                self.local_service.path_overloaded(now, seq, may);
+                let is_left_to_kernel = self.paths.may_fall_back(now, &port);
+                let input = local_service::Input::PathOverloaded { seq, is_left_to_kernel };
+                self.local_service.handle_input(now, input);
             }
         }
     }

@@ -16,8 +16,7 @@ impl Client {
     /// A port of this node has another subnet prefix: `before` is no longer the prefix of its
     /// subnet, and its peers, which have new GIDs too, notice that in seconds. Remembered answers
     /// with that prefix, or from before that time, are no longer used.
-    pub fn subnet_changed(&mut self, now: Instant, before: SubnetPrefix, after: SubnetPrefix) {
-        self.advance(now);
+    pub(super) fn subnet_changed(&mut self, before: SubnetPrefix, after: SubnetPrefix) {
         self.old_prefixes.expire(self.now, self.config.settings().cache_ttl);
         self.old_prefixes.remove(after);
         if !self.old_prefixes.insert(before, self.now + SETTLING) {

@@ -183,6 +183,7 @@ impl Client {
                     outlet.pool.failed(self.now, socket);
                 }
             }
+            Input::Subnet { before, after } => self.subnet_changed(before, after),
             Input::Mirror(input) => self.mirror_input(input),
         }
         self.send_due();

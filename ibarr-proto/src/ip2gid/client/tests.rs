@@ -879,7 +879,7 @@ fn no_remembered_gid_of_a_left_subnet_is_used() {
     assert_eq!(ask(&mut rig, 3, other(3)), (other(3), Source::Peer));
     while rig.client.poll_learned().is_some() {}
 
-    rig.client.subnet_changed(rig.now, old(1).subnet_prefix(), new(1).subnet_prefix());
+    rig.renumber(old(1).subnet_prefix(), new(1).subnet_prefix());
     assert_eq!(rig.client.poll_learned(), Some(Learned::Everything));
     let listed: Vec<_> = rig.client.entries().map(|(question, _)| question).collect();
     assert_eq!(listed, [question(3)]);
@@ -914,9 +914,9 @@ fn prefix_that_a_port_gets_back_is_used_again() {
     let (old, new) = (gid(1).subnet_prefix(), SubnetPrefix::new(0xfec0_0000_0000_0007));
     rig.resolve(1);
     rig.reply(0, Some(gid(1)));
-    rig.client.subnet_changed(rig.now, old, new);
+    rig.renumber(old, new);
     assert_eq!(rig.client.lookup(rig.now, question(1)), None);
-    rig.client.subnet_changed(rig.now, new, old);
+    rig.renumber(new, old);
     assert!(rig.client.lookup(rig.now, question(1)).is_some());
 }
 
@@ -928,7 +928,7 @@ fn too_many_left_subnets_flush_the_cache() {
     rig.reply(0, Some(gid(1)));
     for n in 0..=OldPrefixes::MAX as u64 {
         assert!(rig.client.lookup(rig.now, question(1)).is_some(), "{n}");
-        rig.client.subnet_changed(rig.now, prefix(n), prefix(100 + n));
+        rig.renumber(prefix(n), prefix(100 + n));
     }
     assert_eq!(rig.client.lookup(rig.now, question(1)), None);
     assert_eq!(rig.client.load().cached, 0);
@@ -946,7 +946,7 @@ fn change_of_cache_ttl_ends_no_doubt_early() {
         rig.reply(0, Some(gid(1)));
         rig.client.reconfigure(rig.now, lives(then));
         let new = SubnetPrefix::new(0xfec0_0000_0000_0007);
-        rig.client.subnet_changed(rig.now, gid(1).subnet_prefix(), new);
+        rig.renumber(gid(1).subnet_prefix(), new);
         rig.client.reconfigure(rig.now, lives(after));
         for _ in 0..2 {
             let id = rig.resolve(1);

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 
-use ibarr_common::ib::Gid;
+use ibarr_common::ib::{Gid, SubnetPrefix};
 use ibarr_common::wire::ip2gid::Datagram;
 use ibarr_common::{IfIndex, Instant};
 
@@ -140,6 +140,8 @@ pub enum Input<'a> {
     SocketOpened { socket: SocketId },
     /// The driver could not open the socket, or has lost an open one.
     SocketFailed { socket: SocketId },
+    /// A port of this node has another subnet prefix.
+    Subnet { before: SubnetPrefix, after: SubnetPrefix },
     /// An event of the map of peers' answers.
     Mirror(mirror::Input<'a>),
 }

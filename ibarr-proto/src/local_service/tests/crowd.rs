@@ -76,7 +76,7 @@ impl Machine {
         self.core.handle_timeout(self.now);
         while let Some(event) = self.core.poll_event() {
             if let Event::Wanted { id, .. } = event {
-                self.core.answered(self.now, id, peer(TARGET));
+                self.core.handle_input(self.now, Input::Answered { id, outcome: peer(TARGET) });
             }
         }
         while let Some(transmit) = self.core.poll_transmit() {

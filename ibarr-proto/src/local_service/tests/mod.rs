@@ -521,13 +521,13 @@ fn while_nudges_fail_each_answer_is_repeated_once() {
     rig.finds(ONE, peer(ONE));
     rig.does("1 is fe80::1, nudge");
     rig.tell(Input::Nudged(Nudged::Failed));
-    assert!(rig.core.nudge_fails());
+    assert!(rig.core.nudges.failed());
     rig.pass(ms(10));
     rig.asks(2, ONE);
     rig.finds(ONE, peer(ONE));
     rig.does("2 is fe80::1, nudge");
     rig.tell(Input::Nudged(Nudged::Done));
-    assert!(!rig.core.nudge_fails());
+    assert!(!rig.core.nudges.failed());
     rig.pass(REPEAT_AFTER);
     rig.does("2 is fe80::1, nudge");
     rig.tell(Input::Nudged(Nudged::Done));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::super::*;
-use super::rig::{START, gid, ms, peer, request, tell};
+use super::rig::{START, gid, ms, overloaded, peer, request, tell, unknown_port};
 
 const TARGETS: [&str; 2] = ["10.2.0.1", "10.2.0.2"];
 /// Longer than [`LATELY`], and short enough for a test.
@@ -393,11 +393,11 @@ proptest! {
                         2 => Outcome::Overloaded,
                         _ => peer(target),
                     };
-                    core.answered(model.now, id, outcome);
+                    core.handle_input(model.now, Input::Answered { id, outcome });
                     ids.remove(&seq);
                     model.find(seq, matches!(outcome, Outcome::Found { .. }));
                     // Each search gets one result.
-                    core.answered(model.now, id, outcome);
+                    core.handle_input(model.now, Input::Answered { id, outcome });
                 }
                 Op::Take => {
                     prop_assert_eq!(core.poll_transmit().map(|t| tell(&t)), model.take());
@@ -437,11 +437,10 @@ proptest! {
                     }
                     Event::Dropped { .. } => {}
                     Event::PathWanted { id, .. } => {
-                        let outcome = crate::paths::Outcome::UnknownPort;
-                        core.path_answered(model.now, id, &outcome, true);
+                        core.handle_input(model.now, unknown_port(id));
                     }
                     Event::PathOverloaded { seq, .. } => {
-                        core.path_overloaded(model.now, seq, true);
+                        core.handle_input(model.now, overloaded(seq));
                     }
                 }
             }
@@ -531,7 +530,7 @@ proptest! {
             finds.retain(|(at, id, target)| {
                 let found = *at <= now;
                 if found {
-                    core.answered(now, *id, peer(target));
+                    core.handle_input(now, Input::Answered { id: *id, outcome: peer(target) });
                 }
                 !found
             });

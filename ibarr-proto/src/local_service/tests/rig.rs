@@ -81,7 +81,7 @@ impl Rig {
     pub(super) fn finds(&mut self, target: &str, outcome: Outcome) {
         let at = self.wanted.iter().position(|(_, wanted)| wanted == target);
         let (id, _) = self.wanted.remove(at.expect("it is wanted"));
-        self.core.answered(self.now, id, outcome);
+        self.core.handle_input(self.now, Input::Answered { id, outcome });
         self.take_events();
     }
 
@@ -108,7 +108,7 @@ impl Rig {
             if !(repeats && self.skips_follow_ups) {
                 return Some(tell(&transmit));
             }
-            let fails = self.core.nudge_fails();
+            let fails = self.core.nudges.failed();
             self.tell(Input::Nudged(if fails { Nudged::Failed } else { Nudged::Done }));
         }
     }
@@ -151,14 +151,11 @@ impl Rig {
                     self.dropped.push(format!("{target} after {waited:?}: {why}"));
                 }
                 Event::PathWanted { id, .. } => {
-                    self.core.path_answered(
-                        self.now,
-                        id,
-                        &crate::paths::Outcome::UnknownPort,
-                        true,
-                    );
+                    self.core.handle_input(self.now, unknown_port(id));
                 }
-                Event::PathOverloaded { seq, .. } => self.core.path_overloaded(self.now, seq, true),
+                Event::PathOverloaded { seq, .. } => {
+                    self.core.handle_input(self.now, overloaded(seq));
+                }
             }
         }
     }
@@ -209,4 +206,13 @@ pub(super) fn unhex(text: &str) -> Vec<u8> {
     let digits: Vec<_> = text.chars().filter(|c| !c.is_whitespace()).collect();
     let byte = |pair: &[char]| u8::from_str_radix(&String::from_iter(pair), 16).expect("digits");
     digits.chunks(2).map(byte).collect()
+}
+
+pub(super) fn unknown_port(id: KernelRequest) -> Input<'static> {
+    let outcome = &crate::paths::Outcome::UnknownPort;
+    Input::PathAnswered { id, outcome, is_left_to_kernel: true }
+}
+
+pub(super) fn overloaded(seq: Seq) -> Input<'static> {
+    Input::PathOverloaded { seq, is_left_to_kernel: true }
 }

@@ -164,7 +164,7 @@ proptest! {
                 Step::Flush => drop(world.rig.client.flush()),
                 Step::Subnet(n) => {
                     let prefix = |n: u16| SubnetPrefix::new(u64::from(n));
-                    world.rig.client.subnet_changed(world.rig.now, prefix(n), prefix(n + 1));
+                    world.rig.renumber(prefix(n), prefix(n + 1));
                 }
             }
             world.turn(Duration::ZERO);

@@ -169,7 +169,7 @@ fn neighbour_is_remembered_until_it_expires_is_flushed_or_leaves_its_subnet() {
     assert!(!remembers(&mut rig));
     meet(&mut rig);
     let (before, after) = (gid(5).subnet_prefix(), SubnetPrefix::new(7));
-    rig.client.subnet_changed(rig.now, before, after);
+    rig.renumber(before, after);
     assert!(!remembers(&mut rig));
 }
 

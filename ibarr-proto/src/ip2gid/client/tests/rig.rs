@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use ibarr_common::ib::Gid;
+use ibarr_common::ib::{Gid, SubnetPrefix};
 use ibarr_common::wire::ip2gid::{MsgId, PORT, Query};
 use ibarr_common::{IfIndex, Instant};
 use rand_chacha::ChaCha12Rng;
@@ -93,6 +93,10 @@ impl Rig {
     pub(super) fn put(&mut self, request: Request) -> RequestId {
         self.input(Input::Resolve(request));
         request.id
+    }
+
+    pub(super) fn renumber(&mut self, before: SubnetPrefix, after: SubnetPrefix) {
+        self.input(Input::Subnet { before, after });
     }
 
     /// The GID that a request was given, if it has an answer.
