@@ -72,7 +72,7 @@ impl World {
         let is_valid = |(_, cached): &(_, Cached)| cached.expires_at > self.rig.now;
         let is_positive = |(_, cached): &(_, Cached)| cached.gid.is_some();
         let left = self.map.iter().filter_map(Element::parse).filter(is_valid);
-        let remembered = self.rig.client.entries().filter(is_positive);
+        let remembered = self.rig.client.entries().filter(is_positive).filter(is_valid);
         let both = [left.collect::<Vec<_>>(), remembered.collect()];
         both.map(|all| {
             let mut all: Vec<_> = all.into_iter().map(|(of, cached)| (of, cached.gid)).collect();
