@@ -58,7 +58,7 @@ pub use types::{
 
 /// Answers the kernel.
 ///
-/// After every `handle_…` and [`Self::answered`], call each `poll_…` until it returns `None`, then
+/// After every `handle_…`, call each `poll_…` until it returns `None`, then
 /// [`Self::poll_timeout`].
 #[derive(Debug)]
 pub struct LocalService {

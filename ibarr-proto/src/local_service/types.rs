@@ -212,7 +212,7 @@ ibarr_common::words! {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Event {
-    /// A search for an answer is to begin. [`LocalService::answered`](super::LocalService::answered) is called at its end.
+    /// A search for an answer is to begin. [`Input::Answered`] follows at its end.
     Wanted {
         /// The number of the search.
         id: KernelRequest,
@@ -238,14 +238,14 @@ pub enum Event {
         /// The counter of the cause.
         why: Counter,
     },
-    /// There is no room for a path request from this port. `path_overloaded` is called.
+    /// There is no room for a path request from this port. [`Input::PathOverloaded`] follows.
     PathOverloaded {
         /// The number of the request.
         seq: Seq,
         /// The local port of the path.
         port: PortName,
     },
-    /// A search for a path is to begin. `path_answered` is called at the latest at the
+    /// A search for a path is to begin. [`Input::PathAnswered`] follows at the latest at the
     /// deadline, unless the socket is lost before.
     PathWanted {
         /// The number of the search.
