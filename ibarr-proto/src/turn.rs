@@ -8,8 +8,8 @@
 //! blocked, whatever else is queued. Other inputs share one reading of the clock and one drain,
 //! which makes a burst cheap.
 //!
-//! **A request makes nothing due at once**, so a turn of requests alone need not look at time-outs, which would double
-//! the work of an answer from memory. If a core breaks this, the next turn follows at once.
+//! **A request makes nothing due at once**, so a turn of requests alone need not look at time-outs: it would find none.
+//! If a core breaks this, the next turn follows at once.
 
 use ibarr_common::Instant;
 

@@ -3,7 +3,7 @@
 //! The neighbours to which a program can send without asking the kernel: for XDP on IPoIB, which
 //! writes the hardware address of the next hop itself.
 //!
-//! * Only neighbours on interfaces that are served and [wanted](Selection) are kept.
+//! * Only neighbours on interfaces that are served and [selected](Selection) are kept.
 //! * Only neighbours are kept to which the kernel would send at once: [confirmed](State::Reachable)
 //!   ones, permanent ones of the administrator, those that need no resolution, and those that are
 //!   being probed and remain valid until the probe fails.

@@ -49,7 +49,7 @@ impl UdpSocket {
         })
     }
 
-    /// Like [`bind_in`](Self::bind_in) no VRF, for a socket that drops datagrams which claim to come from this
+    /// As [`bind_in`](Self::bind_in) without a VRF. The socket drops datagrams which claim to come from this
     /// host and do not, so that [`Received::is_local`] is reliable.
     ///
     /// # Errors

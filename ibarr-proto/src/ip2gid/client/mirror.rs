@@ -3,8 +3,8 @@
 //! The map of peers' answers, for people and for the next daemon. No program reads it, so a mistake here costs a query
 //! but never gives a wrong answer.
 //!
-//! **While the map is open, it is equal to the positive answers of the cache at the end of each turn**, but while it
-//! is made equal in parts: after it was opened, after a change that failed, and after more changes than the cache
+//! **While the map is open, it is equal to the positive answers of the cache at the end of each turn.** It is made equal
+//! in parts, over several turns, after it was opened, after a change that failed, and after more changes than the cache
 //! notes. First each element of the map is compared with the cache, then each answer that is missing is added. Changes
 //! of the cache are written all the while.
 
@@ -38,7 +38,7 @@ pub enum Input<'a> {
 /// An action on the map.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Output {
-    /// Write the element.
+    /// Write the element, in place of one with its key.
     Put(Element),
     /// Remove the element, if it is there.
     Remove(GidKey),
@@ -118,7 +118,7 @@ impl Client {
         let step = match (input, &self.mirror.step) {
             (Input::Opened(elements), _) => Step::compare(elements, true),
             (Input::Read(elements), Step::Reading) => Step::compare(elements, false),
-            // The reading was given up meanwhile.
+            // A failure has ended this reading meanwhile.
             (Input::Read(_), _) => return,
             (Input::Failed, step) => {
                 self.mirror.faults += 1;
@@ -135,7 +135,7 @@ impl Client {
         self.mirror.step = step;
     }
 
-    /// Does one part of the work that is due.
+    /// Does the next part of what makes the map equal.
     pub(super) fn make_equal(&mut self) {
         let Step::Comparing(comparison) = &mut self.mirror.step else {
             return self.mirror.handle_timeout(self.now);

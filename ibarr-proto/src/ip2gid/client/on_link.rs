@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Targets next door that do not run ibarr: the kernel's neighbour entry on an IPoIB interface holds
+//! Targets on the link that do not run ibarr: the kernel's neighbour entry on an IPoIB interface holds
 //! their GID, and a query to the target makes the kernel resolve the entry.
 //!
 //! A peer's own answer is preferred. The driver is asked for the entry when ICMP refuses the query,
@@ -75,7 +75,7 @@ impl Client {
         (!self.old_prefixes.doubts(&cached)).then_some(cached)
     }
 
-    /// Has the driver look up the target of `id`, if that is next door. Returns whether it is.
+    /// Has the driver look up the target of `id`, if that is on the link. Returns whether it is.
     pub(super) fn request_neighbour(&mut self, id: FlightId) -> bool {
         let Some(flight) = self.flights.flight(id) else { return false };
         let target = flight.question.target();

@@ -58,7 +58,7 @@ pub(super) fn lines(top: &Top) -> Vec<Line> {
     lines
 }
 
-/// Their heads and rows.
+/// The head of each table, and its rows.
 fn tables(top: &Top) -> [(&'static str, Vec<Vec<String>>); 5] {
     let peers = &top.slowest_peers[..top.slowest_peers.len().min(PEERS)];
     let ports =

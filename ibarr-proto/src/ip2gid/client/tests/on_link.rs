@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Targets next door that do not answer queries.
+//! Targets on the link that do not answer queries.
 
 use std::num::NonZeroUsize;
 
