@@ -4,77 +4,28 @@
 
 use serde_json::Value;
 
-/// The crates that one of our crates may depend on.
-struct Arrows {
-    from: &'static str,
-    ours: &'static [&'static str],
+use super::File;
+
+/// What one of our crates may depend on, as the last cell of its row in ARCHITECTURE.md says:
+/// ``| `crate` | what it is | `ours`; tests: `ours`; others |``.
+#[derive(Debug, Default, Eq, PartialEq)]
+struct Arrows<'a> {
+    from: &'a str,
+    ours: Vec<String>,
     /// Our crates that its tests may use as well.
-    tests: &'static [&'static str],
-    /// Other crates. `None`: any that the licence rules allow.
-    others: Option<&'static [&'static str]>,
+    tests: Vec<String>,
+    /// Other crates. `None`: any that the licence rules allow. Tests may use any, because they do not become
+    /// part of the product.
+    others: Option<Vec<&'a str>>,
 }
 
-/// Tests may use any other crate, because it does not become part of the product.
-const ARROWS: &[Arrows] = &[
-    Arrows {
-        from: "ibarr-common",
-        ours: &[],
-        tests: &[],
-        others: Some(&["serde_core", "zerocopy"]),
-    },
-    Arrows { from: "ibarr-ebpf", ours: &["ibarr-common"], tests: &[], others: None },
-    Arrows {
-        from: "ibarr-proto",
-        ours: &["ibarr-common"],
-        tests: &[],
-        others: Some(&[
-            "crc",
-            "foldhash",
-            "hashbrown",
-            "ipnet",
-            "rand_chacha",
-            "rand_core",
-            "serde",
-            "serde_with_macros",
-            "siphasher",
-            "thiserror",
-        ]),
-    },
-    Arrows {
-        from: "ibarr-no-std",
-        ours: &["ibarr-common", "ibarr-proto"],
-        tests: &[],
-        others: Some(&[]),
-    },
-    Arrows {
-        from: "ibarr-sim",
-        ours: &["ibarr-common", "ibarr-ebpf", "ibarr-proto"],
-        tests: &[],
-        others: Some(&["clap", "ipnet", "rand_chacha", "rand_core", "thiserror", "zerocopy"]),
-    },
-    Arrows { from: "ibarr-fabric", ours: &["ibarr-common"], tests: &[], others: None },
-    Arrows {
-        from: "ibarr-user",
-        ours: &["ibarr-common", "ibarr-ebpf", "ibarr-proto"],
-        tests: &["ibarr-sim"],
-        others: None,
-    },
-    Arrows {
-        from: "ibarr-testbed",
-        ours: &["ibarr-common", "ibarr-ebpf", "ibarr-proto", "ibarr-sim", "ibarr-user"],
-        tests: &["ibarr-fabric"],
-        others: None,
-    },
-    Arrows {
-        from: "xtask",
-        ours: &[],
-        tests: &[],
-        others: Some(&["anyhow", "clap", "cpio", "object", "serde_json", "spdx"]),
-    },
-];
-
-/// Compares `cargo metadata` with [`ARROWS`].
-pub(super) fn check(metadata: &Value) -> Vec<String> {
+/// Compares `cargo metadata` with ARCHITECTURE.md.
+pub(super) fn check(metadata: &Value, files: &[File]) -> Vec<String> {
+    let document = files.iter().find(|file| file.path == "ARCHITECTURE.md");
+    let table: Vec<_> = document
+        .into_iter()
+        .flat_map(|file| file.text.lines().filter_map(Arrows::of_row))
+        .collect();
     let mut problems = Vec::new();
     let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
     // A package without a source is not from a registry, so it is ours.
@@ -85,10 +36,8 @@ pub(super) fn check(metadata: &Value) -> Vec<String> {
     }
     for package in own() {
         let name = package["name"].as_str().unwrap_or_default();
-        let Some(arrows) = ARROWS.iter().find(|arrows| arrows.from == name) else {
-            problems.push(format!(
-                "{name}: say in xtask/src/tidy/arrows.rs and ARCHITECTURE.md what it may depend on"
-            ));
+        let Some(arrows) = table.iter().find(|arrows| arrows.from == name) else {
+            problems.push(format!("{name}: ARCHITECTURE.md does not say what it may depend on"));
             continue;
         };
         let dependencies = package["dependencies"].as_array().map(Vec::as_slice);
@@ -104,14 +53,38 @@ pub(super) fn check(metadata: &Value) -> Vec<String> {
     problems
 }
 
-impl Arrows {
+impl<'a> Arrows<'a> {
+    fn of_row(row: &'a str) -> Option<Self> {
+        let cells: Vec<&str> = row.trim_matches(['|', ' ']).split(" | ").collect();
+        let &[name, what, allowed] = cells.as_slice() else { return None };
+        let from = ticked(name).chain(ticked(what)).find(|name| !name.ends_with('/'))?;
+        let mut arrows = Self { from, ..Self::default() };
+        for part in allowed.split("; ") {
+            let ours = ticked(part).map(|name| format!("ibarr-{name}"));
+            if part.starts_with("tests: ") {
+                arrows.tests = ours.collect();
+            } else if part.contains('`') {
+                arrows.ours = ours.collect();
+            } else {
+                arrows.others = Some(part.split(", ").filter(|name| *name != "none").collect());
+            }
+        }
+        Some(arrows)
+    }
+
     fn allow(&self, on: &str, is_ours: bool, is_for_tests: bool) -> bool {
         if is_ours {
-            self.ours.contains(&on) || is_for_tests && self.tests.contains(&on)
+            let is_in = |names: &[String]| names.iter().any(|name| name == on);
+            is_in(&self.ours) || is_for_tests && is_in(&self.tests)
         } else {
-            is_for_tests || self.others.is_none_or(|others| others.contains(&on))
+            is_for_tests || self.others.as_ref().is_none_or(|others| others.contains(&on))
         }
     }
+}
+
+/// The names in backticks.
+fn ticked(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
 }
 
 #[cfg(test)]
@@ -119,6 +92,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    fn check(metadata: &Value) -> Vec<String> {
+        let text = "| crate | what it is | may depend on |
+| `ibarr-common` | `x` | none; serde |
+| `ibarr-proto` | x | `common`; crc |
+| `ibarr-user` | x | `common`, `proto`; tests: `sim` |
+| [`it/`](it/README.md) | x: `ibarr-sim` | none; none |
+| `ibarr-testbed` | x | `common` |";
+        super::check(
+            metadata,
+            &[File { path: "ARCHITECTURE.md".to_owned(), text: text.to_owned() }],
+        )
+    }
 
     /// The problems if `from` depends on `on`, which is ours if `source` is null.
     fn problems(from: &str, on: &str, source: &Value, kind: &Value) -> Vec<String> {
@@ -136,7 +122,8 @@ mod tests {
             problems("ibarr-proto", "ibarr-user", &null, &null),
             ["ibarr-proto may not depend on ibarr-user"]
         );
-        assert_eq!(problems("xtask", "ibarr-common", &null, &null).len(), 1);
+        assert_eq!(problems("ibarr-sim", "ibarr-common", &null, &null).len(), 1);
+        assert_eq!(problems("ibarr-sim", "serde", &json!("registry"), &null).len(), 1);
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let allowed = licences::allowed(&files)?;
     for root in [workspace.root(), &workspace.house()] {
         let metadata = workspace::metadata(root, &platform)?;
-        problems.extend(arrows::check(&metadata));
+        problems.extend(arrows::check(&metadata, &files));
         problems.extend(licences::check(&metadata, &allowed));
     }
     let fuzz = workspace::metadata(&workspace.root().join("fuzz"), &platform)?;
