@@ -200,7 +200,10 @@ pub(super) fn paths(files: &[File]) -> Vec<String> {
 pub(super) fn paths_in_comments(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files.iter().filter(|file| file.has_extension(&["rs", "c", "h"])) {
-        let comments = file.text.lines().filter_map(|line| Some(line.split_once("// ")?.1));
+        let comments = file
+            .text
+            .lines()
+            .filter_map(|line| line.strip_prefix("//").or_else(|| Some(line.split_once(" //")?.1)));
         let is_path = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
         for name in comments.flat_map(|text| text.split(|c| !is_path(c))) {
             let name = name.trim_end_matches('.').trim_start_matches("../");
@@ -427,10 +430,10 @@ mod tests {
     #[test]
     fn path_that_only_a_comment_has_is_found() {
         let text =
-            "//! See src/b.rs, and net/core/xdp.c.\nlet path = \"x/y.rs\"; /\u{2f} a/src/gone.rs\n";
+            "//! c/gone.rs, src/b.rs, net/xdp.c.\nlet path = \"x/y.rs\"; /\u{2f} a/src/gone.rs\n";
         let files = [file("a/src/a.rs", text), file("a/src/b.rs", "")];
-        let found = paths_in_comments(&files);
-        assert_eq!(found, ["a/src/a.rs: it names `a/src/gone.rs`, which does not exist"]);
+        let gone = |name| format!("a/src/a.rs: it names `{name}`, which does not exist");
+        assert_eq!(paths_in_comments(&files), [gone("c/gone.rs"), gone("a/src/gone.rs")]);
     }
 
     #[test]
