@@ -32,7 +32,9 @@ pub(crate) fn effective(sources: &[Source]) -> Vec<Effective> {
             let (table, key) = (effective.table.clone(), effective.key.clone());
             let values: &mut Vec<Effective> = last.entry((table, key)).or_default();
             // The elements of [[table]] belong together.
-            if effective.key.is_empty() && values.iter().all(|value| value.is_of(&source.name)) {
+            let is_here =
+                |value: &Effective| value.from.as_ref().is_some_and(|it| it.0 == source.name);
+            if effective.key.is_empty() && values.iter().all(is_here) {
                 values.push(effective);
             } else {
                 *values = vec![effective];
@@ -47,12 +49,6 @@ pub(crate) fn effective(sources: &[Source]) -> Vec<Effective> {
     }
     all.extend(last.into_values().flatten());
     all
-}
-
-impl Effective {
-    fn is_of(&self, name: &str) -> bool {
-        self.from.as_ref().is_some_and(|(file, _)| file == name)
-    }
 }
 
 /// The keys of a file, in its order.

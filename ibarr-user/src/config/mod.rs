@@ -41,7 +41,7 @@ pub(crate) use self::files::{Absent, gather, read_from};
 pub(crate) use self::metrics::Listen;
 use self::prefix::Prefix;
 pub(crate) use self::reader::{Mistake, Source};
-use self::reader::{Table, Value};
+use self::reader::{Table, Value, switch};
 
 /// The configuration of the daemon.
 #[derive(Clone, Debug, Default)]
@@ -275,10 +275,6 @@ fn mode(value: Value<'_>) -> Result<bpf::Mode, String> {
 
 fn no_path(value: Value<'_>) -> Result<NoPath, String> {
     value.word(NoPath::Fallback, &NoPath::ALL)
-}
-
-fn switch(value: Value<'_>) -> Result<bool, String> {
-    value.switch()
 }
 
 fn duration(value: Value<'_>) -> Result<Duration, String> {

@@ -381,10 +381,6 @@ impl<'a> Value<'a> {
         })
     }
 
-    pub(super) fn switch(self) -> Result<bool, String> {
-        self.0.as_bool().ok_or_else(|| "must be true or false, without quotes".to_owned())
-    }
-
     /// A whole number within `range`.
     pub(super) fn number<T>(self, range: std::ops::RangeInclusive<T>) -> Result<T, String>
     where
@@ -406,6 +402,10 @@ impl<'a> Value<'a> {
 /// Number of the line that has the byte `at`, from 1.
 pub(super) fn line_of(text: &str, at: usize) -> usize {
     1 + text.bytes().take(at).filter(|&byte| byte == b'\n').count()
+}
+
+pub(super) fn switch(value: Value<'_>) -> Result<bool, String> {
+    value.0.as_bool().ok_or_else(|| "must be true or false, without quotes".to_owned())
 }
 
 /// A file's absolute path. An empty text means no file.
