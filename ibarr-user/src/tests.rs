@@ -2,6 +2,8 @@
 
 //! What the tests of several modules share.
 
+mod names;
+
 use std::any::type_name;
 use std::env;
 use std::fs::File;

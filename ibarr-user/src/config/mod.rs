@@ -40,6 +40,8 @@ pub(crate) use self::effective::{Effective, effective};
 pub(crate) use self::files::{Absent, gather, read_from};
 pub(crate) use self::metrics::Listen;
 use self::prefix::Prefix;
+#[cfg(test)]
+pub(crate) use self::reader::RETIRED;
 pub(crate) use self::reader::{Mistake, Source};
 use self::reader::{Table, Value, switch};
 
