@@ -41,6 +41,8 @@ pub(crate) use ibarr_proto::responder::{Blocked, Counter, Hook, Mode, Settings, 
 pub(crate) use self::error::Error;
 pub(crate) use self::left::{Detached, Left, detach, read};
 pub(crate) use self::loader::{Options, Progress};
+#[cfg(test)]
+pub(crate) use self::names::prefix as pin_prefix;
 pub(crate) use self::packets::{HandledPacket, Packets};
 
 use self::learned::Mirror;

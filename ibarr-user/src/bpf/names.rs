@@ -94,7 +94,7 @@ pub(super) fn qdisc(ifindex: IfIndex) -> String {
     format!("{QDISC}-{ifindex}")
 }
 
-const fn prefix(hook: Hook) -> &'static str {
+pub(crate) const fn prefix(hook: Hook) -> &'static str {
     match hook {
         Hook::Tcx => "tc",
         Hook::Clsact => "clsact",

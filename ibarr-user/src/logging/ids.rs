@@ -8,7 +8,7 @@ macro_rules! ids {
         $($(#[$doc])* pub const $name: &str = $id;)+
 
         #[cfg(test)]
-        const ALL: &[&str] = &[$($name),+];
+        pub(crate) const ALL: &[&str] = &[$($name),+];
     };
 }
 

@@ -4,15 +4,41 @@
 //! vanishes, appears or changes.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::{env, fs};
 
 use clap::{Arg, Command};
+use ibarr_common::map;
+use ibarr_proto::responder::Hook;
 
-use crate::cli;
 use crate::config::{Config, Error, RETIRED, Source, effective};
+use crate::logging::ids;
 use crate::metrics::FAMILIES;
+use crate::{bpf, cli};
 
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/dev/names.txt");
+
+/// The sources in a directory, without tests.
+fn sources(directory: &Path) -> String {
+    let mut entries: Vec<_> =
+        fs::read_dir(directory).unwrap().map(|it| it.unwrap().path()).collect();
+    entries.sort();
+    let text = entries.into_iter().map(|path| {
+        if path.file_stem().is_some_and(|name| name == "tests") {
+            String::new()
+        } else if path.is_dir() {
+            sources(&path)
+        } else {
+            fs::read_to_string(path).unwrap().split("\nmod tests {").next().unwrap().to_owned()
+        }
+    });
+    text.collect()
+}
+
+/// What stands between `before` and the next `"` or line.
+fn after<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = String> + 'a {
+    text.split(before).skip(1).map(|rest| rest.split(['"', '\n']).next().unwrap().to_owned())
+}
 
 fn command_line(command: &Command, before: &str, names: &mut Vec<String>) {
     let path = format!("{before}{}", command.get_name());
@@ -78,6 +104,25 @@ fn configuration() -> Vec<String> {
     names.iter().map(|name| name.trim_start_matches("[]").trim_start().to_owned()).collect()
 }
 
+/// The fields of an event in the journal, from what stands behind `warn!(`.
+fn fields(event: &str) -> impl Iterator<Item = String> {
+    let fields = event.split(',').map(str::trim_start).take_while(|field| !field.starts_with('"'));
+    let names =
+        fields.map(|field| field.trim_start_matches(['%', '?']).split(" = ").next().unwrap());
+    names.filter(|name| *name != "message_id").map(|name| {
+        let is_name = |character: char| character.is_ascii_lowercase() || "_.".contains(character);
+        assert!(name.chars().all(is_name), "{name} is no field of an event");
+        format!("IBARR_{}", name.to_uppercase().replace('.', "_"))
+    })
+}
+
+fn journal(sources: &str) -> Vec<String> {
+    let levels = ["trace!(", "debug!(", "info!(", "warn!(", "error!("];
+    let events = levels.iter().flat_map(|level| sources.split(level).skip(1));
+    let ids = ids::ALL.iter().map(|id| format!("MESSAGE_ID={id}"));
+    events.flat_map(fields).chain(after(sources, ".put(\"")).chain(ids).collect()
+}
+
 fn metrics() -> Vec<String> {
     let labels = FAMILIES.iter().flat_map(|family| {
         family.labels.iter().map(|(label, _)| format!("{}{{{label}}}", family.text))
@@ -86,13 +131,27 @@ fn metrics() -> Vec<String> {
     families.chain(labels).collect()
 }
 
+/// Files, directories, maps, programs, notifications: what constants name.
+fn objects(sources: &str) -> Vec<String> {
+    let constants = after(sources, ": &str = \"").chain(after(sources, "run_dir.join(\""));
+    let names =
+        constants.filter(|name| !name.contains([' ', '\\']) && name.contains(char::is_alphabetic));
+    let pins = Hook::ALL.map(|hook| format!("links/{}-*", bpf::pin_prefix(hook)));
+    names.chain(pins).chain([format!("v{}", map::ABI_VERSION)]).collect()
+}
+
 fn list() -> String {
     let mut of_command_line = Vec::new();
     command_line(&cli::command(), "", &mut of_command_line);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let own = sources(&root.join("src"));
+    let maps = sources(&root.join("../ibarr-common/src/map"));
     let sections = [
         ("Command line", of_command_line),
         ("Configuration", configuration()),
+        ("Journal", journal(&own)),
         ("Metrics", metrics()),
+        ("Files, maps, programs", objects(&(own + &maps))),
     ];
     let mut list = String::from(
         "Names that others rely on, made from the code (`each_public_name_is_in_the_list`).\n",
