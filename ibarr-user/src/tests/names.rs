@@ -12,6 +12,7 @@ use ibarr_common::map;
 use ibarr_proto::responder::Hook;
 
 use crate::config::{Config, Error, RETIRED, Source, effective};
+use crate::control::messages;
 use crate::logging::ids;
 use crate::metrics::FAMILIES;
 use crate::{bpf, cli};
@@ -151,6 +152,7 @@ fn list() -> String {
         ("Configuration", configuration()),
         ("Journal", journal(&own)),
         ("Metrics", metrics()),
+        ("Documents", messages::names()),
         ("Files, maps, programs", objects(&(own + &maps))),
     ];
     let mut list = String::from(
