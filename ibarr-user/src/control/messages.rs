@@ -468,7 +468,7 @@ mod tests {
         let is_field = |name: &String| {
             !name.contains(' ') && !data.iter().any(|object| name.starts_with(object))
         };
-        found().into_iter().filter(is_field).collect()
+        found().into_iter().filter(is_field).chain(words()).collect()
     }
 
     fn at<W: Display>(place: &str, words: impl IntoIterator<Item = W>) -> Vec<String> {
