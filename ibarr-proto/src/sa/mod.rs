@@ -23,9 +23,8 @@
 //! already wait, continue to wait, serve as probes, and are asked as usual when the SA answers anything.
 //! A question whose MAD was lost while nothing was heard of the SA is *overdue*: the caller may have
 //! another way.
-//!
-//! This file is long because each step of a question changes lane, flight and MAD together.
 
+mod flights;
 mod gate;
 #[cfg(test)]
 mod tests;
@@ -35,7 +34,6 @@ mod window;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
-use core::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
@@ -44,6 +42,7 @@ use ibarr_common::wire::sa::{Answer, Question, Request, Response};
 use rand_chacha::ChaCha12Rng;
 use rand_core::Rng as _;
 
+use self::flights::{Flight, Lane, OWN, SentMad, Turn};
 use self::gate::Gate;
 use self::window::Window;
 use crate::counters::Counters;
@@ -52,7 +51,8 @@ use crate::timer::Timers;
 
 pub use gate::Shut;
 pub use types::{
-    Answered, Ask, Config, Counter, Input, Outcome, PortIndex, QuestionId, Rank, Sa, Transmit,
+    Answered, Ask, Config, Counter, Input, Load, Outcome, PortIndex, QuestionId, Rank, Sa, Tally,
+    Transmit,
 };
 
 /// The SA client, see the [module](self). After each call that takes a time, call each `poll_…`
@@ -77,68 +77,8 @@ pub struct Client {
     counters: Counters<Counter>,
 }
 
-/// The client's own questions have numbers from here on; no caller uses these.
-const OWN: u64 = 1 << 63;
-
 /// Maximum number of MADs of a flight whose late answers count. Its last one alone may be in the air.
 const MOST_REMEMBERED: usize = 16;
-
-/// A port that has an SA.
-#[derive(Debug)]
-struct Lane {
-    sa: Sa,
-    /// Nothing is sent before this time.
-    holds_until: Instant,
-    window: Window,
-    gate: Gate,
-    /// The client's own question in flight.
-    own: Option<QuestionId>,
-    /// Number of other flights.
-    flights: usize,
-    /// Flights that wait for their turn.
-    turns: BTreeSet<Turn>,
-}
-
-/// Ordered by turn.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-struct Turn {
-    rank: Rank,
-    lost: u32,
-    id: Reverse<QuestionId>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct SentMad {
-    port: PortIndex,
-    to: Lid,
-    question: Question,
-    rank: Rank,
-    /// Whether it is a question of the client's own.
-    is_own: bool,
-    /// Whether the SA answered that it was busy.
-    was_busy: bool,
-    /// The flight, which may have ended.
-    id: QuestionId,
-    at: Instant,
-    in_air: bool,
-}
-
-#[derive(Debug)]
-struct Flight {
-    port: PortIndex,
-    rank: Rank,
-    question: Question,
-    deadline: Instant,
-    /// Its last MAD, unless the flight waits for its turn.
-    in_air: Option<Transaction>,
-    sent: Vec<Transaction>,
-    /// Number of lost MADs.
-    lost: u32,
-    /// When the last lost one was sent.
-    lost_since: Option<Instant>,
-    /// The reason of the next send, and its counter.
-    next: Counter,
-}
 
 impl Client {
     /// Starts without ports.
@@ -274,17 +214,7 @@ impl Client {
         rank: Rank,
         deadline: Instant,
     ) {
-        let flight = Flight {
-            port,
-            rank,
-            question,
-            deadline,
-            in_air: None,
-            sent: Vec::new(),
-            lost: 0,
-            lost_since: None,
-            next: Counter::Queries,
-        };
+        let flight = Flight::new(port, question, rank, deadline);
         if let Some(lane) = self.lanes.get_mut(&port) {
             lane.turns.insert(flight.turn(id));
         }
@@ -649,16 +579,7 @@ impl Client {
         {
             self.counters.count(Counter::Redirects);
         }
-        self.counters.count(match outcome {
-            Outcome::Path(_) | Outcome::ClassPortInfo(_) => Counter::Answered,
-            Outcome::Refused(refusal) if refusal.is_final() => Counter::NoRecord,
-            Outcome::Refused(_) => Counter::Refused,
-            Outcome::Unusable => Counter::Unusable,
-            Outcome::Busy => Counter::Busy,
-            Outcome::Silent => Counter::Silent,
-            Outcome::NoSa => Counter::NoSa,
-            Outcome::Overloaded => Counter::Overloaded,
-        });
+        self.counters.count(outcome.counter());
         self.answered.push_back(Answered { id, outcome });
     }
 
@@ -674,55 +595,4 @@ impl Client {
         self.mads.retain(|_, sent| sent.port != port);
         self.lanes.remove(&port);
     }
-}
-
-impl Lane {
-    /// When the next probe leaves, if the SA is probed.
-    fn probe_at(&self) -> Option<Instant> {
-        // At most one turn is of our own.
-        let is_kernels = |turn: &Turn| turn.rank == Rank::Kernel && turn.id.0.0 <= OWN;
-        self.gate.probe_at(self.turns.iter().take(2).any(is_kernels))
-    }
-}
-
-impl Flight {
-    fn turn(&self, id: QuestionId) -> Turn {
-        Turn { rank: self.rank, lost: self.lost, id: Reverse(id) }
-    }
-}
-
-/// The load of a port.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
-#[expect(missing_docs, reason = "its fields are named for what they hold")]
-pub struct Load {
-    pub questions: usize,
-    /// MADs that the SA has to answer.
-    #[cfg_attr(feature = "serde", serde(rename = "in-air"))]
-    pub in_air: u32,
-    /// Maximum number of MADs at once.
-    pub window: u32,
-    /// Why the SA gets only probes, if so.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub shut: Option<Shut>,
-}
-
-/// What was sent to the SAs of a port, and answered.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
-pub struct Tally {
-    /// MADs sent, including resends and probes.
-    pub mads: u64,
-    /// Answers with anything but BUSY, in time or late.
-    pub answers: u64,
-    /// How long these answers took, all together.
-    #[cfg_attr(feature = "serde", serde(rename = "took-ms", with = "crate::durations::millis"))]
-    pub took: Duration,
-    /// When an SA last answered, with anything but BUSY.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub answered_at: Option<Instant>,
-    /// The silence of the SA, which ends with its next answer: not with a change of the port or of
-    /// the SA, when questions are asked again.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub silence: Option<Shut>,
 }

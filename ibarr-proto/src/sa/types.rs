@@ -11,6 +11,8 @@ use ibarr_common::wire::mad::{Mad, Transaction};
 use ibarr_common::wire::sa::{Question, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
+use super::Shut;
+
 /// Bounds and times.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Config {
@@ -250,6 +252,22 @@ crate::counters! {
     }
 }
 
+impl Outcome {
+    /// The counter of the questions that end so.
+    pub(super) fn counter(&self) -> Counter {
+        match self {
+            Self::Path(_) | Self::ClassPortInfo(_) => Counter::Answered,
+            Self::Refused(refusal) if refusal.is_final() => Counter::NoRecord,
+            Self::Refused(_) => Counter::Refused,
+            Self::Unusable => Counter::Unusable,
+            Self::Busy => Counter::Busy,
+            Self::Silent => Counter::Silent,
+            Self::NoSa => Counter::NoSa,
+            Self::Overloaded => Counter::Overloaded,
+        }
+    }
+}
+
 impl From<ibarr_common::wire::mad::Error> for Counter {
     fn from(error: ibarr_common::wire::mad::Error) -> Self {
         use ibarr_common::wire::mad::Error;
@@ -262,4 +280,40 @@ impl From<ibarr_common::wire::mad::Error> for Counter {
             }
         }
     }
+}
+
+/// The load of a port.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+#[expect(missing_docs, reason = "its fields are named for what they hold")]
+pub struct Load {
+    pub questions: usize,
+    /// MADs that the SA has to answer.
+    #[cfg_attr(feature = "serde", serde(rename = "in-air"))]
+    pub in_air: u32,
+    /// Maximum number of MADs at once.
+    pub window: u32,
+    /// Why the SA gets only probes, if so.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub shut: Option<Shut>,
+}
+
+/// What was sent to the SAs of a port, and answered.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+pub struct Tally {
+    /// MADs sent, including resends and probes.
+    pub mads: u64,
+    /// Answers with anything but BUSY, in time or late.
+    pub answers: u64,
+    /// How long these answers took, all together.
+    #[cfg_attr(feature = "serde", serde(rename = "took-ms", with = "crate::durations::millis"))]
+    pub took: Duration,
+    /// When an SA last answered, with anything but BUSY.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub answered_at: Option<Instant>,
+    /// The silence of the SA, which ends with its next answer: not with a change of the port or of
+    /// the SA, when questions are asked again.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub silence: Option<Shut>,
 }
