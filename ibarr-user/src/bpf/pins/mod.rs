@@ -17,31 +17,25 @@
 //! Only the names in this list are ever removed, and only where the mark is. The directory must
 //! belong to the daemon's user, and no other user may write in it; a directory that others could
 //! have made or changed is refused.
-//!
-//! This file is long because one directory has one set of rules for what is in it.
+
+mod mount;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ibarr_common::{IfIndex, map};
 use ibarr_proto::responder::Hook;
-use nix::mount::{MsFlags, mount};
-use nix::sys::stat::{major, minor};
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use nix::unistd::geteuid;
 use thiserror::Error;
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::directory::{Directory, Kind};
 use super::names::{self, LINKS, MARK, OurLink, Top};
 use crate::sys::bpf::detach_pinned_link;
-
-/// The usual mount point of a bpffs.
-const BPFFS: &str = "/sys/fs/bpf";
 
 /// Files that the kernel itself makes in the root of each bpffs (kernel/bpf/inode.c).
 const OF_THE_KERNEL: [&str; 2] = ["maps.debug", "progs.debug"];
@@ -136,7 +130,7 @@ pub(super) struct Pins {
 impl Pins {
     /// Makes the directory on a bpffs, locks it and marks it.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
-        make_on_bpffs(path)?;
+        mount::make_on_bpffs(path)?;
         let Some(place) = Place::find(path)? else {
             return Err(Error::Io(path.to_owned(), ErrorKind::NotFound.into()));
         };
@@ -454,7 +448,7 @@ impl Pins {
     pub(super) fn outlive_us(&self) -> Option<bool> {
         let device = self.directory.device().ok()?;
         let mounts = fs::read_to_string("/proc/1/mountinfo").ok()?;
-        Some(std::process::id() != 1 && is_mounted(device, &mounts))
+        Some(std::process::id() != 1 && mount::is_mounted(device, &mounts))
     }
 
     fn path(&self) -> &Path {
@@ -584,51 +578,6 @@ fn remove_link(directory: &Directory, name: &str, kind: Kind) -> io::Result<bool
     Ok(true)
 }
 
-fn make_on_bpffs(path: &Path) -> Result<(), Error> {
-    let usual = Path::new(BPFFS);
-    let is_bpffs = |path| statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC);
-    // A directory of the kernel's own, which is for a bpffs only.
-    if path.starts_with(usual) && !is_bpffs(usual) {
-        mount_bpffs(usual)?;
-    }
-    DirBuilder::new().mode(0o700).recursive(true).create(path).map_err(io_error(path))?;
-    if is_bpffs(path) { Ok(()) } else { mount_bpffs(path) }
-}
-
-/// Mounts a bpffs, unless that would hide entries.
-fn mount_bpffs(path: &Path) -> Result<(), Error> {
-    if let Some(found) = fs::read_dir(path).map_err(io_error(path))?.next() {
-        let found = found.map_err(io_error(path))?.file_name().to_string_lossy().into_owned();
-        return Err(Error::Foreign { path: path.to_owned(), found });
-    }
-    mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
-        .map_err(|errno| Error::NoBpffs(path.to_owned(), errno.into()))?;
-    info!("mounted a bpffs at {}", path.display());
-    Ok(())
-}
-
-/// Whether a file system is mounted (proc_pid_mountinfo(5)).
-fn is_mounted(device: u64, mountinfo: &str) -> bool {
-    let device = format!("{}:{}", major(device), minor(device));
-    mountinfo.lines().any(|line| line.split(' ').nth(2) == Some(device.as_str()))
-}
-
 fn io_error(path: &Path) -> impl Fn(io::Error) -> Error + Copy + '_ {
     |error| Error::Io(path.to_owned(), error)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bpffs_is_found_among_mounts_by_its_device() {
-        const MOUNTS: &str = "\
-29 24 0:26 / /sys/fs/bpf rw,nosuid - bpf bpf rw,mode=700
-30 24 0:27 / /proc/0:28 rw - proc proc rw
-";
-        assert!(is_mounted(nix::sys::stat::makedev(0, 26), MOUNTS));
-        assert!(!is_mounted(nix::sys::stat::makedev(0, 28), MOUNTS));
-        assert!(!is_mounted(nix::sys::stat::makedev(0, 2), MOUNTS));
-    }
 }

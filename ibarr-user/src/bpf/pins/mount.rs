@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! A directory on a bpffs, which is mounted if there is none.
+
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use nix::mount::{MsFlags, mount};
+use nix::sys::stat::{major, minor};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use tracing::info;
+
+use super::{Error, io_error};
+
+/// The usual mount point of a bpffs.
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// Makes the directory `path`. If it is on no bpffs, one is mounted: at the usual place if that is above it.
+pub(super) fn make_on_bpffs(path: &Path) -> Result<(), Error> {
+    let usual = Path::new(BPFFS);
+    let is_bpffs = |path| statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC);
+    // A directory of the kernel's own, which is for a bpffs only.
+    if path.starts_with(usual) && !is_bpffs(usual) {
+        mount_bpffs(usual)?;
+    }
+    DirBuilder::new().mode(0o700).recursive(true).create(path).map_err(io_error(path))?;
+    if is_bpffs(path) { Ok(()) } else { mount_bpffs(path) }
+}
+
+/// Mounts a bpffs, unless that would hide entries.
+fn mount_bpffs(path: &Path) -> Result<(), Error> {
+    if let Some(found) = fs::read_dir(path).map_err(io_error(path))?.next() {
+        let found = found.map_err(io_error(path))?.file_name().to_string_lossy().into_owned();
+        return Err(Error::Foreign { path: path.to_owned(), found });
+    }
+    mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
+        .map_err(|errno| Error::NoBpffs(path.to_owned(), errno.into()))?;
+    info!("mounted a bpffs at {}", path.display());
+    Ok(())
+}
+
+/// Whether a file system is mounted (proc_pid_mountinfo(5)).
+pub(super) fn is_mounted(device: u64, mountinfo: &str) -> bool {
+    let device = format!("{}:{}", major(device), minor(device));
+    mountinfo.lines().any(|line| line.split(' ').nth(2) == Some(device.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bpffs_is_found_among_mounts_by_its_device() {
+        const MOUNTS: &str = "\
+29 24 0:26 / /sys/fs/bpf rw,nosuid - bpf bpf rw,mode=700
+30 24 0:27 / /proc/0:28 rw - proc proc rw
+";
+        assert!(is_mounted(nix::sys::stat::makedev(0, 26), MOUNTS));
+        assert!(!is_mounted(nix::sys::stat::makedev(0, 28), MOUNTS));
+        assert!(!is_mounted(nix::sys::stat::makedev(0, 2), MOUNTS));
+    }
+}
