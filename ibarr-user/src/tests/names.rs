@@ -161,7 +161,7 @@ fn list() -> String {
     for (title, mut names) in sections {
         names.sort();
         names.dedup();
-        list += &format!("\n# {title}\n{}\n", names.join("\n"));
+        list.extend(["\n# ", title, "\n", &names.join("\n"), "\n"]);
     }
     list
 }
