@@ -11,6 +11,7 @@ extern crate alloc;
 pub mod acm;
 pub mod counters;
 pub mod durations;
+mod fault;
 pub mod hash;
 pub mod health;
 pub mod ip2gid;
@@ -28,3 +29,5 @@ pub mod shares;
 pub mod timer;
 pub mod trace;
 pub mod turn;
+
+pub use self::fault::Fault;

@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 use std::borrow::Cow;
-use std::error::Error;
-use std::fmt::Write as _;
 
-/// An error and its causes, on one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        // Writing to a String cannot fail.
-        let _ = write!(text, ": {error}");
-        cause = error.source();
-    }
-    text
+pub(crate) use ibarr_proto::Fault;
+
+/// A [`Fault`] of these words.
+macro_rules! fault {
+    ($($words:tt)+) => {
+        $crate::causes::Fault::new(format!($($words)+))
+    };
 }
+pub(crate) use fault;
 
 /// Escapes the control characters in `text` for which `is_escaped` is true.
 pub(crate) fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {

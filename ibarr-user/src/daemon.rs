@@ -13,6 +13,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tracing::info;
 
+use crate::causes::{Fault, fault};
 use crate::config::{self, Config};
 use crate::control::access::{self, Access};
 use crate::control::messages::FailureKind;
@@ -95,7 +96,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Error> {
 fn take_inherited() -> Inherited {
     let (inherited, wrong) = inherited::take();
     let mut servers = transport::inherited::Inherited::none();
-    servers.refused.extend(wrong);
+    servers.refused.extend(wrong.into_iter().map(Fault::new));
     let (mut local_service, mut acm) = (None, transport::acm::Inherited::default());
     for (name, fd) in inherited {
         let number = fd.as_raw_fd();
@@ -104,7 +105,7 @@ fn take_inherited() -> Inherited {
                 local_service = Some(fd);
                 Ok(())
             }
-            transport::local_service::NAME => Err("there is another one".to_owned()),
+            transport::local_service::NAME => Err(fault!("there is another one")),
             transport::inherited::NAME => servers.add(fd),
             _ => acm.add(&name, fd),
         };

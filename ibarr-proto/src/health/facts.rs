@@ -4,22 +4,23 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::fmt;
 use core::net::IpAddr;
 use core::time::Duration;
 
 use ibarr_common::Instant;
+use thiserror::Error;
 
 use super::Cause;
+use crate::Fault;
 use crate::ip2gid::Family;
 use crate::local_view::rules::Diverted;
 use crate::local_view::{InterfaceName, Pattern};
 use crate::paths::{self, PortName};
-use crate::responder::State;
+use crate::responder::{Blocked, State};
 use crate::sa::Shut;
 
 /// What one part of the daemon knows. It holds until the next input of its kind; before the first one,
-/// the part has no fault. Texts are those of the operating system, or of files.
+/// the part has no fault.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "its variants are named for what they state")]
 pub enum Input {
@@ -45,7 +46,7 @@ pub enum Input {
     Devices(Vec<Device>),
     Control(Control),
     /// Why paths are not saved for the next daemon.
-    Snapshot(Option<String>),
+    Snapshot(Option<Fault>),
     Acm(Acm),
 }
 
@@ -62,7 +63,7 @@ pub(super) struct Facts {
     pub(super) peers: Peers,
     pub(super) devices: Vec<Device>,
     pub(super) control: Control,
-    pub(super) snapshot_failed: Option<String>,
+    pub(super) snapshot_failed: Option<Fault>,
     pub(super) acm: Acm,
 }
 
@@ -91,11 +92,14 @@ pub struct Port {
 }
 
 /// What is missing for asking a subnet administrator.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Missing {
+    #[error("the port is not active")]
     Down,
+    #[error("the port knows no subnet manager: does one run?")]
     SubnetManager,
+    #[error("its umad device is not open")]
     Umad,
 }
 
@@ -115,7 +119,7 @@ impl Missing {
 #[derive(Clone, Debug, Default)]
 pub struct Configuration {
     /// The mistakes for which the last reload was refused.
-    pub refused: Option<String>,
+    pub refused: Option<Fault>,
     /// Since when the file is being read.
     pub reading_since: Option<Instant>,
     /// A valid setting with an unwanted effect.
@@ -123,22 +127,15 @@ pub struct Configuration {
 }
 
 /// A valid setting with an effect that is easily overlooked.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 pub enum Setting {
     /// The programs have no room for all sources that are allowed.
+    #[error(
+        "allow has {prefixes} prefixes, and the kernel holds {most}: the daemon answers all peers itself; \
+         write fewer and wider prefixes, or responder = \"user\""
+    )]
     #[expect(missing_docs, reason = "its fields are named for what they hold")]
     AllowTooLong { prefixes: usize, most: usize },
-}
-
-impl fmt::Display for Setting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::AllowTooLong { prefixes, most } = self;
-        write!(
-            f,
-            "allow has {prefixes} prefixes, and the kernel holds {most}: the daemon answers all peers \
-             itself; write fewer and wider prefixes, or responder = \"user\""
-        )
-    }
 }
 
 /// What the socket to the kernel and the nudges do.
@@ -147,41 +144,31 @@ pub struct Kernel {
     /// Why the kernel sends no requests to the daemon.
     pub silent: Option<KernelSilent>,
     /// Why the last nudge failed, if nudges are on.
-    pub nudges_fail: Option<String>,
+    pub nudges_fail: Option<Fault>,
     /// Other processes that receive the kernel's requests. Their names have no control characters.
     pub listeners: Vec<Listener>,
 }
 
 /// Why the kernel sends no requests to the daemon, with the remedy.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum KernelSilent {
+    #[error("waiting for the module ib_core: this kernel has no RDMA yet")]
     NoRdma,
+    #[error(
+        "not allowed: run the daemon with CAP_NET_ADMIN in the first user namespace; until then ibarr does \
+         not answer the kernel"
+    )]
     NotAllowed,
+    #[error(
+        "this is not the first network namespace, and the kernel accepts answers only from that one: run \
+         the daemon there (nsenter --net=/proc/1/ns/net); until then ibarr does not answer the kernel"
+    )]
     OtherNamespace,
+    #[error("the inherited socket was closed at its other end")]
     OtherEndClosed,
-    Failed(String),
-}
-
-impl fmt::Display for KernelSilent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoRdma => {
-                f.write_str("waiting for the module ib_core: this kernel has no RDMA yet")
-            }
-            Self::NotAllowed => f.write_str(
-                "not allowed: run the daemon with CAP_NET_ADMIN in the first user namespace; until \
-                 then ibarr does not answer the kernel",
-            ),
-            Self::OtherNamespace => f.write_str(
-                "this is not the first network namespace, and the kernel accepts answers only from \
-                 that one: run the daemon there (nsenter --net=/proc/1/ns/net); until then ibarr \
-                 does not answer the kernel",
-            ),
-            Self::OtherEndClosed => f.write_str("the inherited socket was closed at its other end"),
-            Self::Failed(error) => f.write_str(error),
-        }
-    }
+    #[error("{0}")]
+    Failed(Fault),
 }
 
 /// Another process with a socket in the group to which the kernel sends requests.
@@ -202,7 +189,7 @@ pub enum Programs {
     #[default]
     Unwanted,
     /// None answers, for this reason.
-    Absent(String),
+    Absent(Blocked),
     /// They answer until the end of the lease.
     Loaded {
         /// When the lease ends if it is not renewed.
@@ -228,7 +215,7 @@ pub struct Peers {
     /// Those for peers' queries.
     pub sockets: Vec<Socket>,
     /// Inherited sockets that are not used, with their remedy.
-    pub unused: Vec<String>,
+    pub unused: Vec<Fault>,
     /// What the limit of descriptors prevents.
     pub few_descriptors: Option<FewDescriptors>,
     /// Datagrams that policy rules divert.
@@ -241,7 +228,7 @@ pub struct Socket {
     /// The version of IP.
     pub family: Family,
     /// Why it does not serve.
-    pub blocked: Option<String>,
+    pub blocked: Option<Fault>,
     /// The bytes that it holds and those that it should hold, if it holds too few.
     pub small: Option<(usize, usize)>,
 }
@@ -263,9 +250,9 @@ pub struct FewDescriptors {
 pub struct Device {
     pub port: PortName,
     /// Why the umad device is not open.
-    pub closed: Option<String>,
+    pub closed: Option<Fault>,
     /// Why events are not received.
-    pub unheard: Option<String>,
+    pub unheard: Option<Fault>,
 }
 
 /// What the control socket, the log and the metrics do.
@@ -274,28 +261,21 @@ pub struct Control {
     /// Why group ibarr is not known.
     pub group_unknown: Option<GroupUnknown>,
     /// Why no program finds the control socket.
-    pub closed: Option<String>,
+    pub closed: Option<Fault>,
     /// How many lines the log lacks.
     pub log_lost: u64,
     /// Why the metrics are not served.
-    pub metrics_closed: Option<String>,
+    pub metrics_closed: Option<Fault>,
 }
 
 /// Why group ibarr is not known.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum GroupUnknown {
+    #[error("the user database has not answered yet")]
     NoAnswerYet,
-    Unreadable(String),
-}
-
-impl fmt::Display for GroupUnknown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoAnswerYet => f.write_str("the user database has not answered yet"),
-            Self::Unreadable(error) => write!(f, "the user database cannot be read: {error}"),
-        }
-    }
+    #[error("the user database cannot be read: {0}")]
+    Unreadable(Fault),
 }
 
 /// What ACM does for its clients.
@@ -306,7 +286,7 @@ pub struct Acm {
     /// Since when its files are being read.
     pub reading_since: Option<Instant>,
     /// What is wrong with them.
-    pub files: Vec<String>,
+    pub files: Vec<Fault>,
     /// Why its clients are not served, with the remedy.
-    pub closed: Option<String>,
+    pub closed: Option<Fault>,
 }

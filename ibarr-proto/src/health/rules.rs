@@ -16,6 +16,7 @@ use super::facts::{
     Device, Facts, FewDescriptors, Listener, Missing, Port, Programs, Served, Socket,
 };
 use super::{Cause, HOLD, State, Subsystem};
+use crate::Fault;
 use crate::ip2gid::Family;
 use crate::local_view::rules::{Datagrams, Diverted};
 use crate::paths::PortName;
@@ -252,8 +253,8 @@ fn responder(found: &mut Findings, now: Instant, facts: &Facts) {
     for Served { interface, program } in &facts.served {
         let reason = match program {
             responder::State::Attached(_) | responder::State::Unwanted => continue,
-            responder::State::Failed(reason) => reason.as_str(),
-            responder::State::Pending => "no program is attached yet",
+            responder::State::Failed(fault) => fault as &dyn Display,
+            responder::State::Pending => &"no program is attached yet",
         };
         found.of = Subsystem::ResponderOn(*interface);
         found.degraded(
@@ -348,7 +349,7 @@ fn sa(
     found.of = Subsystem::Sa(name);
     let is_down = |port: &Port| port.missing == Some(Missing::Down);
     let device = facts.devices.iter().find(|device| device.port == name);
-    let closed = device.and_then(|device| device.closed.as_deref());
+    let closed = device.and_then(|device| device.closed.as_ref());
     match port.missing {
         // A port without a cable is not missed while another one works.
         Some(Missing::Down)
@@ -365,7 +366,7 @@ fn sa(
         _ => found.degraded(Cause::UmadClosed,
             format_args!(
                 "the subnet administrator of {name} cannot be asked, the kernel asks it itself: {}",
-                closed.unwrap_or("its umad device is not open")
+                closed.map_or(&Missing::Umad as &dyn Display, |closed| closed)
             ),
             "load ib_umad (modprobe ib_umad), and give the daemon the device (ls -l /dev/infiniband)",
         ),
@@ -438,7 +439,9 @@ fn control(found: &mut Findings, now: Instant, facts: &Facts) {
     let taken = facts.acm.reading_since.map(|since| now.since(since));
     let slow = taken.filter(|&taken| taken >= LONG).map(|taken| {
         let taken = taken.as_secs();
-        format!("acm: hosts and routes have been read for {taken} s: does their file system hang?")
+        Fault::new(format!(
+            "acm: hosts and routes have been read for {taken} s: does their file system hang?"
+        ))
     });
     for mistake in slow.iter().chain(&facts.acm.files) {
         found.degraded(Cause::AcmFiles, mistake, "correct the file, then reload");

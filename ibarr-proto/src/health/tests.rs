@@ -6,10 +6,11 @@ use ibarr_common::ib::Lid;
 use proptest::prelude::*;
 
 use super::*;
+use crate::Fault;
 use crate::ip2gid::Family;
 use crate::local_view::rules::{Datagrams, Diverted, Traffic};
 use crate::paths::PortFacts;
-use crate::responder::Hook;
+use crate::responder::{Blocked, Hook};
 use crate::sa::Shut;
 
 const START: Instant = Instant::from_nanos(1_000_000_000_000);
@@ -44,7 +45,7 @@ fn ports(missing: Option<Missing>) -> Vec<Input> {
 }
 
 /// A port of which only the device says something.
-fn device(closed: Option<String>, unheard: Option<String>) -> Vec<Input> {
+fn device(closed: Option<Fault>, unheard: Option<Fault>) -> Vec<Input> {
     let port = port(None);
     let device = Device { port: port.name, closed, unheard };
     vec![Input::Ports(vec![port]), Input::Devices(vec![device])]
@@ -117,7 +118,7 @@ fn events(health: &mut Health) -> Vec<String> {
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn faults() -> Vec<(Vec<Input>, &'static str)> {
     let interface = InterfaceName::new(b"ib0").unwrap();
-    let blocked = |family| Socket { family, blocked: Some("taken".to_owned()), small: None };
+    let blocked = |family| Socket { family, blocked: Some(Fault::new("taken")), small: None };
     let serves = |small| Socket { family: Family::V4, blocked: None, small };
     let loaded = |left: u64, private: Option<&str>| Programs::Loaded {
         lease_end: if left == 0 { at(60) } else { at(100 + left) },
@@ -126,7 +127,7 @@ fn faults() -> Vec<(Vec<Input>, &'static str)> {
     };
     let attached =
         || vec![Served { interface, program: crate::responder::State::Attached(Hook::Tcx) }];
-    let some = || Some("it is so".to_owned());
+    let some = || Some(Fault::new("it is so"));
     let no = Facts::default;
     let configuration = |configuration| vec![Input::Configuration(configuration)];
     let addresses = |addresses| vec![Input::Addresses(addresses)];
@@ -143,7 +144,7 @@ fn faults() -> Vec<(Vec<Input>, &'static str)> {
     let setting = Some(Setting::AllowTooLong { prefixes: 5000, most: 4096 });
     let few = Some(FewDescriptors { limit: 256, query_sockets: 19, connections: 76 });
     let ibacm = Listener { pid: Some(7), name: "ibacm".to_owned() };
-    let failed = crate::responder::State::Failed("XDP: EOPNOTSUPP".to_owned());
+    let failed = crate::responder::State::Failed(Fault::new("XDP: EOPNOTSUPP"));
     vec![
         (
             configuration(Configuration { refused: some(), ..no().configuration }),
@@ -181,7 +182,7 @@ fn faults() -> Vec<(Vec<Input>, &'static str)> {
             "kernel: other-listener: degraded",
         ),
         (
-            responder(Programs::Absent("EPERM".to_owned()), Vec::new()),
+            responder(Programs::Absent(Blocked::Fault(Fault::new("EPERM"))), Vec::new()),
             "responder: not-loaded: degraded",
         ),
         (
@@ -238,7 +239,7 @@ fn faults() -> Vec<(Vec<Input>, &'static str)> {
         (counted(Cause::AddressesEvicted), "caches: addresses-evicted: degraded"),
         (counted(Cause::PathsEvicted), "caches: paths-evicted: degraded"),
         (vec![Input::Snapshot(some())], "caches: snapshot-failed: degraded"),
-        (acm(Acm { files: vec!["a: b".into()], ..no().acm }), "acm: acm-files: degraded"),
+        (acm(Acm { files: vec![Fault::new("a: b")], ..no().acm }), "acm: acm-files: degraded"),
         (acm(Acm { reading_since: Some(at(20)), ..no().acm }), "acm: acm-files: degraded"),
         (counted(Cause::ConnectionsRefused), "control: connections-refused: degraded"),
     ]
@@ -378,7 +379,7 @@ fn count_that_rises_again_keeps_its_reason_and_its_start() {
 #[test]
 fn advice_is_shown_and_changes_nothing() {
     let mut health = health();
-    let peers = Peers { unused: vec!["a: b".to_owned()], ..Peers::default() };
+    let peers = Peers { unused: vec![Fault::new("a: b")], ..Peers::default() };
     health.assess(at(0), [Input::Peers(peers)]);
     assert_eq!(causes(&health), [(Subsystem::Peers, Cause::UnusedSocket, State::Ok)]);
     assert_eq!((worst(&health), events(&mut health)), (State::Ok, Vec::new()));

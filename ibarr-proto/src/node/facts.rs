@@ -2,8 +2,6 @@
 
 //! What the cores of a node tell its health.
 
-use alloc::string::ToString as _;
-
 use ibarr_common::Instant;
 
 use super::Node;
@@ -53,7 +51,7 @@ impl Node {
         let counted = responder.counters();
         let programs = match responder.blocked() {
             Some(Blocked::Unwanted) => Programs::Unwanted,
-            Some(why) => Programs::Absent(why.to_string()),
+            Some(why) => Programs::Absent(why),
             None => Programs::Loaded {
                 lease_end: responder.lease_end(),
                 lease: responder.lease(),

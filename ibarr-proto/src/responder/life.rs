@@ -4,12 +4,13 @@
 //! again.
 
 use alloc::string::String;
-use core::fmt;
 
 use ibarr_common::Instant;
+use thiserror::Error;
 
+use super::RETRY;
 use super::work::{Work, WorkResult};
-use super::{Fault, RETRY};
+use crate::Fault;
 use crate::retry::Repair;
 
 /// An order for the thread that owns the programs. It executes one at a time, and ends it with its
@@ -61,24 +62,17 @@ pub enum Kind {
 }
 
 /// Why the programs answer nothing at all.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Blocked<'a> {
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+pub enum Blocked {
     /// By decision of the administrator.
+    #[error("responder = \"user\"")]
     Unwanted,
     /// They may answer soon.
+    #[error("the programs are being loaded")]
     Loading,
     /// It may be tried again.
-    Fault(&'a Fault),
-}
-
-impl fmt::Display for Blocked<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unwanted => f.write_str("responder = \"user\""),
-            Self::Loading => f.write_str("the programs are being loaded"),
-            Self::Fault(fault) => fault.fmt(f),
-        }
-    }
+    #[error("{0}")]
+    Fault(Fault),
 }
 
 #[derive(Debug, Default)]
@@ -202,16 +196,16 @@ impl Life {
     }
 
     /// Why no programs are loaded, nor will be soon.
-    pub(super) fn absent(&self) -> Option<Blocked<'_>> {
+    pub(super) fn absent(&self) -> Option<Blocked> {
         self.blocked().filter(|_| matches!(self.state, State::Unwanted | State::Failed(_)))
     }
 
     /// Why no programs are loaded.
-    pub(super) fn blocked(&self) -> Option<Blocked<'_>> {
+    pub(super) fn blocked(&self) -> Option<Blocked> {
         match self.state {
             State::Loaded => None,
             State::Unwanted => Some(Blocked::Unwanted),
-            _ => Some(self.failure.as_ref().map_or(Blocked::Loading, Blocked::Fault)),
+            _ => Some(self.failure.clone().map_or(Blocked::Loading, Blocked::Fault)),
         }
     }
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-use alloc::string::String;
 use alloc::vec::Vec;
 
 use ibarr_common::IfIndex;
@@ -8,12 +7,6 @@ use ibarr_common::map::{
     AllowPrefix, GidEntry, GidKey, Interface, Neighbour, NeighbourKey, ResponderCfg, Route,
     RoutePrefix,
 };
-use thiserror::Error;
-
-/// Why the kernel has refused a change of a map or program, with its causes.
-#[derive(Clone, Debug, Eq, Error, PartialEq)]
-#[error("{0}")]
-pub struct Fault(pub String);
 
 /// An atomic change of one element of a map. Removing a missing element is no error.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

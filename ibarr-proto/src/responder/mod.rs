@@ -18,9 +18,8 @@ mod tests;
 mod types;
 mod work;
 
-use alloc::borrow::ToOwned as _;
 use alloc::collections::{BTreeMap, VecDeque};
-use alloc::string::{String, ToString as _};
+use alloc::string::String;
 use core::time::Duration;
 
 use foldhash::fast::FixedState;
@@ -30,11 +29,12 @@ use ibarr_common::{IfIndex, Instant};
 
 use self::life::Life;
 pub use self::life::{Blocked, Done, Kind, NotLoaded, Order};
-pub use self::maps::{AllowKey, Fault, MapElements, MapUpdate, RouteKey};
+pub use self::maps::{AllowKey, MapElements, MapUpdate, RouteKey};
 pub use self::settings::{Counter, Settings};
 pub use self::types::{Event, Input, Output, State};
 pub use self::work::{Hook, Mode, Step, Work, WorkResult};
 use self::work::{Outcome, Wanted, Wish};
+use crate::Fault;
 use crate::counters::Counters;
 use crate::ip2gid::Prefixes;
 use crate::local_view::{Event as Fact, LocalView, Served};
@@ -389,8 +389,8 @@ impl Responder {
     }
 
     /// Why the programs answer nothing at all.
-    pub fn blocked(&self) -> Option<Blocked<'_>> {
-        self.life.blocked().or_else(|| self.fault.as_ref().map(Blocked::Fault))
+    pub fn blocked(&self) -> Option<Blocked> {
+        self.life.blocked().or_else(|| self.fault.clone().map(Blocked::Fault))
     }
 
     /// Whether all decisions have taken effect, or have failed.
@@ -409,13 +409,10 @@ impl Responder {
     }
 
     /// Whether all programs report their packets, or why they do not; `None` until this is known.
-    pub fn reporting(&self) -> Option<Result<(), String>> {
+    pub fn reporting(&self) -> Option<Result<(), Blocked>> {
         let reporting = &self.life.reporting;
-        let failure = self.life.absent().or(reporting.failure.as_ref().map(Blocked::Fault));
-        match failure {
-            Some(why) => Some(Err(why.to_string())),
-            None => (reporting.is_ordered && self.is_settled()).then_some(Ok(())),
-        }
+        let failure = self.life.absent().or(reporting.failure.clone().map(Blocked::Fault));
+        failure.map(Err).or((reporting.is_ordered && self.is_settled()).then_some(Ok(())))
     }
 
     /// When the programs stop answering, unless the lease is renewed.
@@ -575,7 +572,7 @@ fn note(
             events.push_back(Event::Lost(interface));
             let due = slot.repair.schedule(now);
             slot.repair_at = Some(due);
-            slot.state = if due > now { State::Failed(AGAIN.to_owned()) } else { State::Pending };
+            slot.state = if due > now { State::Failed(Fault::new(AGAIN)) } else { State::Pending };
         }
         Outcome::Attached(hook) => {
             counters.count(Counter::Attached);

@@ -162,6 +162,7 @@ fn failed_attachment_gives_its_reason_and_is_retried() {
     story.kernel().refuse = Hook::ALL.into();
     story.link(1).address(1, "10.1.0.1").dump().turn(T0);
     let Some(State::Failed(reason)) = story.responder().state(index(1)) else { panic!() };
+    let reason = reason.to_string();
     assert!(reason.contains("tcx") && reason.contains("clsact"), "{reason}");
     let now = T0 + LEASE / 3;
     story.dump_at(now).turn(now);
@@ -268,6 +269,7 @@ fn program_that_others_remove_again_and_again_is_attached_after_growing_pauses()
             let State::Failed(reason) = story.responder().state(index(1)).unwrap() else {
                 panic!()
             };
+            let reason = reason.to_string();
             assert!(reason.contains("another program removes ours again and again"), "{reason}");
         }
     }
@@ -297,7 +299,7 @@ fn pins_of_another_daemon_are_asked_for_again_after_a_second() {
     story.turn(T0);
     // What others have removed is made again at once, with growing pauses.
     assert_eq!(story.kernel().log, ["close"]);
-    assert_eq!(story.responder().blocked(), Some(Blocked::Fault(&refusal())));
+    assert_eq!(story.responder().blocked(), Some(Blocked::Fault(refusal())));
     story.turn(T0 + RETRY / 2);
     story.kernel().refuse_load = None;
     story.turn(T0 + RETRY / 2);
@@ -660,7 +662,7 @@ impl Fake {
                 return Ok(self.attached.contains(&(interface.ifindex, hook)));
             }
             Step::Attach(interface, hook) if self.refuse.contains(&hook) => {
-                return Err(Fault(format!("{}, {hook}: refused", interface.name)));
+                return Err(Fault::new(format!("{}, {hook}: refused", interface.name)));
             }
             Step::Attach(interface, hook) => {
                 self.log.push(format!("attach {} {hook}", interface.ifindex));
@@ -680,7 +682,7 @@ impl Fake {
 }
 
 fn refusal() -> Fault {
-    Fault("no memory".to_owned())
+    Fault::new("no memory")
 }
 
 /// A node and a kernel.

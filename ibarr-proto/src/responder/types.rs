@@ -3,8 +3,9 @@
 use alloc::string::String;
 
 use super::life::{Done, Order};
-use super::maps::{Fault, MapElements, MapUpdate};
+use super::maps::{MapElements, MapUpdate};
 use super::work::Hook;
+use crate::Fault;
 use crate::local_view::InterfaceName;
 
 /// What the driver reports.
@@ -53,7 +54,7 @@ pub enum Event {
     /// A program answers on the interface.
     Attached(InterfaceName, Hook),
     /// No program can be attached to the interface, for this reason.
-    NotAttached(InterfaceName, String),
+    NotAttached(InterfaceName, Fault),
     /// Old programs or maps cannot be removed.
     NotSettled(Fault),
 }
@@ -68,5 +69,5 @@ pub enum State {
     /// No program is wanted.
     Unwanted,
     /// No program could be attached, for this reason.
-    Failed(String),
+    Failed(Fault),
 }

@@ -3,12 +3,12 @@
 //! The wanted attachments of all interfaces, and the steps that bring them about.
 
 use alloc::collections::BTreeSet;
-use alloc::string::String;
+use alloc::string::ToString as _;
 use alloc::vec::Vec;
 
 use ibarr_common::IfIndex;
 
-use super::Fault;
+use crate::Fault;
 use crate::local_view::{LinkHeader, Served};
 
 /// A step of a [`Work`]. Each may take long: the verifier is slow, and attaching takes a lock that every
@@ -113,7 +113,7 @@ pub(super) enum Outcome {
     /// A program was attached, or has replaced an older one.
     Attached(Hook),
     /// No program is attached, for this reason.
-    Failed(String),
+    Failed(Fault),
 }
 
 impl WorkResult {
@@ -165,9 +165,9 @@ impl Wanted {
         for &hook in self.hooks {
             match carry_out(Step::Attach(self.served, hook)) {
                 Ok(_) => return Outcome::Attached(hook),
-                Err(error) => reasons.push(error.0),
+                Err(error) => reasons.push(error.to_string()),
             }
         }
-        Outcome::Failed(reasons.join("; "))
+        Outcome::Failed(Fault::new(reasons.join("; ")))
     }
 }

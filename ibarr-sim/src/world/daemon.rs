@@ -10,6 +10,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::ls::{Emitted, PortId};
 use ibarr_common::wire::sa::{Answer, Question as SaQuestion, Request};
+use ibarr_proto::Fault;
 use ibarr_proto::health::Cause;
 use ibarr_proto::ip2gid::client::{self, Candidate, SocketEvent, SocketId, mirror};
 use ibarr_proto::ip2gid::server::Received;
@@ -18,7 +19,7 @@ use ibarr_proto::local_view::{self, Subject};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::request::{Outcome, UserRequest};
 use ibarr_proto::requests::AddressRequest;
-use ibarr_proto::responder::{Done, Fault, Kind, Mode, NotLoaded, Order};
+use ibarr_proto::responder::{Done, Kind, Mode, NotLoaded, Order};
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
 use ibarr_proto::{node, paths, responder, sa};
@@ -439,7 +440,7 @@ impl World {
         let Some(order) = daemon.and_then(|daemon| daemon.order.take()) else { return };
         let done = match (order, &mut machine.programs) {
             (Order::Open, Some(programs)) if programs.fails(self.now) => {
-                let fault = Fault("pins of another daemon".to_owned());
+                let fault = Fault::new("pins of another daemon");
                 Done::Opened(Err(NotLoaded { fault, kind: Kind::Taken }))
             }
             (Order::Open, _) => {

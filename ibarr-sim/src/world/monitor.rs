@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ibarr_common::Instant;
+use ibarr_proto::Fault;
 use ibarr_proto::health::Cause;
 use ibarr_proto::local_service::Nudged;
 
@@ -17,7 +18,7 @@ pub(super) struct Monitor {
     pub(super) started: Instant,
     /// How long the daemon waits for its SA at first.
     patience: Duration,
-    pub(super) nudges_fail: Option<String>,
+    pub(super) nudges_fail: Option<Fault>,
     pub(super) deaf: Option<Deaf>,
     /// The daemon's port or SA has changed while the SA was silent, and it has not answered since.
     pub(super) unproven: Option<Unproven>,
@@ -71,7 +72,7 @@ impl Monitor {
     /// A nudge was made.
     pub(super) fn nudges(&mut self, nudged: Nudged) {
         self.nudges_fail = match nudged {
-            Nudged::Failed => Some("no right".to_owned()),
+            Nudged::Failed => Some(Fault::new("no right")),
             Nudged::Done => None,
             Nudged::Postponed => return,
         };

@@ -14,9 +14,10 @@ use ibarr_common::map::{
 use ibarr_common::{IfIndex, Instant};
 use ibarr_ebpf::decide::{self, Ingress, Node};
 use ibarr_ebpf::packet::{Ipv4Query, Ipv6Query, QueryPacket};
+use ibarr_proto::Fault;
 use ibarr_proto::local_view::{LocalView, Owned};
 use ibarr_proto::responder::{
-    AllowKey, Fault, Hook, MapElements, MapUpdate, RouteKey, Step, Work, WorkResult,
+    AllowKey, Hook, MapElements, MapUpdate, RouteKey, Step, Work, WorkResult,
 };
 use zerocopy::FromBytes as _;
 
@@ -137,7 +138,7 @@ impl Programs {
     fn call(&mut self) -> Result<(), Fault> {
         self.calls += 1;
         if self.fails_until > self.now && !self.calls.is_multiple_of(3) {
-            return Err(Fault("no memory".to_owned()));
+            return Err(Fault::new("no memory"));
         }
         Ok(())
     }

@@ -5,11 +5,12 @@ use std::io;
 use std::path::PathBuf;
 
 use ibarr_proto::local_view::InterfaceName;
-use ibarr_proto::responder::{Fault, Hook, Kind, NotLoaded};
+use ibarr_proto::responder::{Hook, Kind, NotLoaded};
 use thiserror::Error;
 
 use super::{hooks, map, pins};
-use crate::causes::chain;
+
+use crate::causes::Fault;
 
 /// Why the programs do not answer.
 #[derive(Debug, Error)]
@@ -75,7 +76,11 @@ pub enum Error {
     )]
     Elsewhere(PathBuf),
     /// The programs cannot be loaded, and the objects made for them cannot be removed.
-    #[error("{}; besides, objects made for it cannot be removed: {}", chain(cause), chain(undo))]
+    #[error(
+        "{}; besides, objects made for it cannot be removed: {}",
+        Fault::from(cause),
+        Fault::from(undo)
+    )]
     NotUndone {
         /// Why they cannot be loaded.
         cause: Box<Error>,
@@ -126,11 +131,5 @@ impl From<Error> for NotLoaded {
             _ => Kind::Other,
         };
         Self { fault: error.into(), kind }
-    }
-}
-
-impl From<Error> for Fault {
-    fn from(error: Error) -> Self {
-        Self(chain(&error))
     }
 }

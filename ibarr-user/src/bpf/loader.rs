@@ -13,7 +13,7 @@ use std::{io, thread};
 use ibarr_common::map;
 use ibarr_proto::ip2gid::client::mirror::Element;
 use ibarr_proto::local_view::Served;
-use ibarr_proto::responder::{Done, Fault, Hook, Order, Step, WorkResult};
+use ibarr_proto::responder::{Done, Hook, Order, Step, WorkResult};
 use nix::net::if_::if_indextoname;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tokio::sync::mpsc;
@@ -27,6 +27,7 @@ use super::packets::{Packets, Reader, Sink};
 use super::pins::{self, Pins};
 use super::programs::Programs;
 use super::{end_lease, hooks, map as pinned, warn_of};
+use crate::causes::Fault;
 use crate::regular_file;
 use crate::sys::udp_options::refuse_from_itself;
 
@@ -332,7 +333,6 @@ impl Loader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::causes::chain;
 
     #[test]
     fn failed_clean_up_does_not_hide_the_load_error() {
@@ -340,7 +340,7 @@ mod tests {
         let cause = Error::load(Box::new(io_error()));
         let undo = pins::Error::Io("/sys/fs/bpf/ibarr".into(), io::ErrorKind::ResourceBusy.into());
         let error = Error::NotUndone { cause: Box::new(cause), undo };
-        let text = chain(&error);
+        let text = Fault::from(&error).to_string();
         let needs = text.find("with CAP_BPF").expect("what is missing");
         assert!(needs < text.find("/sys/fs/bpf/ibarr").expect("what is not undone"), "{text}");
         assert!(error.is_permission());

@@ -6,10 +6,7 @@ use std::path::Path;
 
 use aya::maps::{Map, MapData, MapError};
 use ibarr_common::map;
-use ibarr_proto::responder::Fault;
 use thiserror::Error;
-
-use crate::causes::chain;
 
 /// A map cannot be opened, read or written.
 #[derive(Debug, Error)]
@@ -41,12 +38,6 @@ impl Error {
             _ => return " is full".to_owned(),
         };
         format!(" is full, and holds no more than {what}: {remedy}, or write responder = \"user\"")
-    }
-}
-
-impl From<Error> for Fault {
-    fn from(error: Error) -> Self {
-        Self(chain(&error))
     }
 }
 

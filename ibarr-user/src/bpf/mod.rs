@@ -32,7 +32,7 @@ use ibarr_common::Instant;
 use ibarr_common::map::{Program, Reason, ResponderCfg};
 use ibarr_proto::ip2gid::client::mirror;
 use ibarr_proto::node::Node;
-use ibarr_proto::responder::{Event, Fault, Input, MapElements, MapUpdate, Output};
+use ibarr_proto::responder::{Event, Input, MapElements, MapUpdate, Output};
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
@@ -48,7 +48,7 @@ pub(crate) use self::packets::{HandledPacket, Packets};
 use self::learned::Mirror;
 use self::loader::{Inherited, Report, Task};
 use self::maps::Maps;
-use crate::causes::chain;
+use crate::causes::Fault;
 use crate::logging::ids;
 
 /// The default directory of the pins.
@@ -201,13 +201,17 @@ impl Responder {
 }
 
 fn mirror_failed(error: &map::Error) -> mirror::Input<'static> {
-    debug!("{}", chain(error));
+    debug!("{}", Fault::from(error));
     mirror::Input::Failed
 }
 
 fn log(event: &Event) {
     match event {
-        Event::Silent(fault) => answers_in_user_space(fault),
+        Event::Silent(fault) => warn!(
+            message_id = ids::USER_ANSWERS,
+            cause = %fault,
+            "the daemon answers peers in user space: {fault}"
+        ),
         Event::PrivatePins(dir) => warn!(
             "{dir}: only this mount namespace has the bpffs mounted: what answers in the kernel ends \
              with the last process in it"
@@ -227,20 +231,12 @@ fn log(event: &Event) {
         ),
         Event::NotAttached(interface, reason) => warn!(
             message_id = ids::USER_ANSWERS,
-            cause = reason,
+            cause = %reason,
             %interface,
             "the daemon answers peers in user space: {reason}"
         ),
         Event::NotSettled(fault) => warn!("{fault}"),
     }
-}
-
-fn answers_in_user_space(fault: &Fault) {
-    warn!(
-        message_id = ids::USER_ANSWERS,
-        cause = fault.0,
-        "the daemon answers peers in user space: {fault}"
-    );
 }
 
 /// Since the maps were made, as far as it can be read.
@@ -259,12 +255,12 @@ pub(crate) fn counter_name(program: Program, reason: Reason) -> String {
 /// Makes the programs answer nothing more.
 fn end_lease(mut maps: Maps) {
     if let Err(error) = maps.write(&MapUpdate::Cfg(ResponderCfg::default())) {
-        debug!("the lease is not taken back: {}", chain(&error));
+        debug!("the lease is not taken back: {}", Fault::from(error));
     }
 }
 
 fn warn_of(result: Result<(), Error>) {
     if let Err(error) = result {
-        warn!("{}", chain(&error));
+        warn!("{}", Fault::from(error));
     }
 }

@@ -10,7 +10,7 @@ use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 
 use super::exit::Exit;
 use super::{ask, place, print};
-use crate::causes::chain;
+use crate::causes::Fault;
 use crate::config::{self, Absent, Config, Effective, Error, Mistake, Source};
 use crate::control::messages::{Body, Failure, FailureKind, Setting};
 
@@ -87,7 +87,7 @@ fn refuse(error: &Error, json: bool) -> Exit {
         Error::Mistakes { mistakes } => mistakes.as_slice(),
         Error::Read { .. } => &[],
     };
-    let failure = Failure { kind: FailureKind::Config, message: chain(error) };
+    let failure = Failure { kind: FailureKind::Config, message: Fault::from(error).to_string() };
     let exit = failure.kind.into();
     if json {
         print::json(&Body::Error { error: failure, mistakes: mistakes.to_vec() }.into());

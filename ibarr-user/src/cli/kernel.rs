@@ -14,7 +14,7 @@ use nix::net::if_::if_indextoname;
 
 use super::{Exit, ask};
 use crate::bpf::{self, Detached};
-use crate::causes::chain;
+use crate::causes::Fault;
 use crate::control::messages::{
     Body, Failure, FailureKind, KernelEntry, KernelInterface, KernelLearned, KernelMaps,
     KernelNeighbour, KernelRoute, Millis,
@@ -167,7 +167,7 @@ fn failure(error: &bpf::Error) -> Failure {
     } else {
         FailureKind::Internal
     };
-    Failure { kind, message: chain(error) }
+    Failure { kind, message: Fault::from(error).to_string() }
 }
 
 #[cfg(test)]

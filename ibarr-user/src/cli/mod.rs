@@ -37,7 +37,7 @@ use self::resolve::ResolveArgs;
 use self::top::TopArgs;
 use self::trace::TraceArgs;
 use crate::bpf;
-use crate::causes::chain;
+use crate::causes::Fault;
 use crate::config::Absent;
 use crate::control::client::Connection;
 use crate::control::messages::{
@@ -380,7 +380,7 @@ fn run(args: RunArgs) -> Exit {
     match daemon::run(&options) {
         Ok(()) => Exit::Ok,
         Err(error) => {
-            let message = chain(&error);
+            let message = Fault::from(&error).to_string();
             process::report_failure(&message);
             if !logging::report_failure(&message) {
                 print::error_line(&message);

@@ -56,7 +56,7 @@ impl Access {
                     // The last known gid stays.
                     Err(_) if !matches!(group, GroupId::Unknown(_)) => {}
                     Err(error) => {
-                        *group = GroupId::Unknown(GroupUnknown::Unreadable(error.to_string()));
+                        *group = GroupId::Unknown(GroupUnknown::Unreadable(error.into()));
                     }
                 });
                 if looks.blocking_recv().is_none() {
@@ -123,6 +123,7 @@ mod tests {
     use std::sync::mpsc as std_mpsc;
 
     use super::*;
+    use crate::causes::fault;
 
     /// Who runs no tests.
     const OTHER: Peer = Peer { uid: 3_999_999_999, gid: 3_999_999_999 };
@@ -150,7 +151,7 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn failed_find_group_keeps_the_last_gid() {
         let (mut access, answers) = access();
-        let unreadable = GroupUnknown::Unreadable("sssd is down".to_owned());
+        let unreadable = GroupUnknown::Unreadable(fault!("sssd is down"));
         let steps = [
             (Err(io::Error::other("sssd is down")), GroupId::Unknown(unreadable)),
             (Ok(Some(7)), GroupId::Is(7)),

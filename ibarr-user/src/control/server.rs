@@ -31,7 +31,7 @@ use super::access::{Access, GroupId};
 use super::messages::{Failure, FailureKind, Request, Response};
 use super::places::{CONTROL, Connections, Place};
 use super::run_dir::{self, RunDir};
-use crate::causes::chain;
+use crate::causes::Fault;
 use crate::sys::clock;
 use crate::sys::peer::Peer;
 use crate::transport::socket_file::{self, LOOK, PAUSE, SocketFile};
@@ -59,7 +59,7 @@ pub(crate) struct Control {
     /// Counters of the control socket.
     pub counters: Arc<Counters>,
     /// Why no program finds the control socket.
-    pub closed: watch::Sender<Option<String>>,
+    pub closed: watch::Sender<Option<Fault>>,
 }
 
 impl Control {
@@ -212,7 +212,7 @@ impl Accepting {
                 self.socket = again;
             }
         });
-        self.control.closed.send_replace(looked.err().map(|error| chain(&error)));
+        self.control.closed.send_replace(looked.err().map(Fault::from));
     }
 
     fn admit(&mut self, stream: UnixStream) {

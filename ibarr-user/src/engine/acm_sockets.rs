@@ -17,10 +17,10 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use crate::causes::chain;
+use crate::causes::{Fault, fault};
 use crate::config::{self, Serve};
 use crate::sys::clock;
-use crate::transport::acm::{self, Event, Files, Kept, Listener, Listening, Made, listen};
+use crate::transport::acm::{self, Event, Files, Listener, Listening, Made, listen};
 use crate::transport::socket_file::{self, LOOK};
 
 /// How long the daemon waits at its end until the files are removed.
@@ -43,9 +43,9 @@ pub(super) struct Served {
     is_answer: bool,
     /// Whether a socket has been made again.
     pub(super) made_again: bool,
-    why_not: Vec<String>,
+    why_not: Vec<Fault>,
     /// Port files that hide the service.
-    hidden_by: Vec<String>,
+    hidden_by: Vec<Fault>,
     is_inherited: bool,
 }
 
@@ -111,15 +111,16 @@ impl AcmSockets {
     }
 
     /// Why nothing is served, with the remedy.
-    pub(super) fn warning(&self, wanted: Serve) -> Option<String> {
+    pub(super) fn warning(&self, wanted: Serve) -> Option<Fault> {
         let Served { why_not, hidden_by, is_inherited, .. } = &self.last;
         let refusing = (*is_inherited && wanted == Serve::Off).then(|| {
-            "acm: programs that connect are refused: write serve = \"tools\" below [acm], or disable \
-             ibarr-acm.socket"
-                .to_owned()
+            fault!(
+                "acm: programs that connect are refused: write serve = \"tools\" below [acm], or \
+                 disable ibarr-acm.socket"
+            )
         });
         let [why_not, hidden] = [why_not, hidden_by]
-            .map(|reasons| reasons.first().map(|reason| format!("acm: {reason}")));
+            .map(|reasons| reasons.first().map(|reason| fault!("acm: {reason}")));
         why_not.or(refusing).or(hidden)
     }
 }
@@ -135,7 +136,7 @@ impl Drop for AcmSockets {
 struct Sockets {
     events: mpsc::Sender<Event>,
     /// Why inherited sockets are not in use.
-    refused: Vec<String>,
+    refused: Vec<Fault>,
     /// Sockets that systemd has made. They are read whatever the configuration says, because a client that
     /// connects would otherwise wait for ever. If nothing is to be served, the client is refused.
     kept: Vec<Listening>,
@@ -177,7 +178,7 @@ impl Sockets {
                     this.has_inherited_socket |= port.is_none();
                     this.kept.push(listen(listener, this.events.clone()));
                 }
-                Err(error) => this.refused.push(format!("an inherited socket: {error}")),
+                Err(error) => this.refused.push(fault!("an inherited socket: {error}")),
             }
         }
         this.last.is_inherited = !this.kept.is_empty();
@@ -198,7 +199,7 @@ impl Sockets {
             (Serve::Off, _) | (_, None) => Vec::new(),
             (_, Some(dir)) => acm::remove_stale(dir, ours),
         };
-        self.last.hidden_by = kept.iter().map(Kept::to_string).collect();
+        self.last.hidden_by = kept.into_iter().map(Fault::from).collect();
         for kept in &self.last.hidden_by {
             warn!("acm: {kept}");
         }
@@ -252,12 +253,12 @@ impl Sockets {
         }
     }
 
-    fn make_socket(&mut self, now: Instant) -> Result<(), String> {
+    fn make_socket(&mut self, now: Instant) -> Result<(), Fault> {
         if self.has_inherited_socket {
             return Ok(());
         }
         let advice = "ibarr-acm.socket makes it for the daemon, and ibacm must not run";
-        let why_not = |error: socket_file::Error| format!("{}; {advice}", chain(&error));
+        let why_not = |error: socket_file::Error| fault!("{}; {advice}", Fault::from(error));
         let listening = |at| listen(Listener::Unix(at), self.events.clone());
         let (made, accepting) = match &mut self.made {
             Some(made) => made,
@@ -272,10 +273,10 @@ impl Sockets {
             *accepting = listening(again);
         }
         let shown = made.link.show(now, self.served.serve == Serve::Full);
-        shown.map_err(|error| format!("{error}; {advice}"))
+        shown.map_err(|error| fault!("{error}; {advice}"))
     }
 
-    fn make_port(&mut self) -> Result<(), String> {
+    fn make_port(&mut self) -> Result<(), Fault> {
         let Some(port) = self.served.tcp_port else { return Ok(()) };
         if self.inherited_port.is_some() || self.tcp.is_some() {
             return Ok(());
@@ -284,14 +285,14 @@ impl Sockets {
             let is_taken = error.kind() == ErrorKind::AddrInUse;
             let stop = format!("stop its holder (ss -ltnp sport = {port}), or ");
             let remedy = if is_taken { stop.as_str() } else { "" };
-            format!("TCP port {port} of 127.0.0.1: {error}; {remedy}choose another tcp-port")
+            fault!("TCP port {port} of 127.0.0.1: {error}; {remedy}choose another tcp-port")
         })?;
         self.tcp = Some((port, listen(listener, self.events.clone())));
         Ok(())
     }
 
     /// The files that name the port. For an inherited socket, the unit makes them.
-    fn make_files(&mut self, now: Instant) -> Result<(), String> {
+    fn make_files(&mut self, now: Instant) -> Result<(), Fault> {
         let (Some((port, _)), Some(dir)) = (&self.tcp, self.served.socket.parent()) else {
             return Ok(());
         };
@@ -304,7 +305,7 @@ impl Sockets {
             files.link.show(now, self.served.serve == Serve::Full)
         };
         make().map_err(|error| {
-            format!(
+            fault!(
                 "port files in {}: {error}; programs find the TCP port by them: remove those of \
                  another server, or let ibarr-acm.socket make port and files (ibarr.toml(5), tcp-port)",
                 dir.display()

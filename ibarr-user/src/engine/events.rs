@@ -13,6 +13,7 @@ use ibarr_proto::sa::PortIndex;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
+use crate::causes::{Fault, fault};
 use crate::logging::ids;
 use crate::transport::events::{Event, Events};
 use crate::transport::ports::Dirs;
@@ -22,7 +23,7 @@ use crate::transport::ports::Dirs;
 pub(super) struct DeviceEvents {
     /// `None` if `--sys-dir` shows other ports than libibverbs.
     events: Option<Events>,
-    devices: BTreeMap<DeviceName, Result<(), String>>,
+    devices: BTreeMap<DeviceName, Result<(), Fault>>,
 }
 
 impl DeviceEvents {
@@ -33,18 +34,19 @@ impl DeviceEvents {
     }
 
     /// Why events of a device do not arrive.
-    pub(super) fn why_not(&self, device: DeviceName) -> Option<&str> {
+    pub(super) fn why_not(&self, device: DeviceName) -> Option<Fault> {
         match self.devices.get(&device) {
-            _ if self.events.is_none() => Some("--sys-dir shows other ports than libibverbs"),
-            None => Some("the device is not open yet"),
-            Some(Ok(())) => None,
-            Some(Err(reason)) => Some(reason),
+            _ if self.events.is_none() => {
+                Some(fault!("--sys-dir shows other ports than libibverbs"))
+            }
+            None => Some(fault!("the device is not open yet")),
+            Some(heard) => heard.clone().err(),
         }
     }
 
     /// Why events of a device that was opened do not arrive.
-    pub(super) fn failure(&self, device: DeviceName) -> Option<&str> {
-        self.devices.get(&device)?.as_ref().err().map(String::as_str)
+    pub(super) fn failure(&self, device: DeviceName) -> Option<Fault> {
+        self.devices.get(&device)?.clone().err()
     }
 
     /// Called when a device has a port, or a port of it has changed.
@@ -58,7 +60,7 @@ impl DeviceEvents {
         if let Some(events) = &self.events
             && let Err(error) = events.watch(device)
         {
-            self.devices.insert(device, Err(format!("cannot start a thread: {error}")));
+            self.devices.insert(device, Err(fault!("cannot start a thread: {error}")));
         }
         let heard = self.why_not(device).is_none();
         tell(node, now, Input::Hearing { port, heard });
@@ -69,7 +71,7 @@ impl DeviceEvents {
         &mut self,
         now: Instant,
         device: DeviceName,
-        heard: Result<(), String>,
+        heard: Result<(), Fault>,
         node: &mut Node,
     ) {
         match &heard {
@@ -80,7 +82,7 @@ impl DeviceEvents {
             Err(_) if self.devices.values().any(|known| *known == heard) => {}
             Err(reason) => warn!(
                 message_id = ids::EVENTS_NOT_HEARD,
-                cause = reason,
+                cause = %reason,
                 %device,
                 "events of its ports are not received, so a change of the subnet is noticed some \
                  seconds later: {reason}"

@@ -19,7 +19,7 @@ use super::reload::Settings;
 use super::servers::Servers;
 use super::service::Service;
 use crate::bpf::Responder;
-use crate::causes::escaped;
+use crate::causes::{Fault, escaped};
 use crate::config::Serve;
 use crate::control::access::GroupId;
 use crate::control::messages::{HealthReason, SubsystemHealth};
@@ -29,7 +29,7 @@ use crate::transport::server::HOLD;
 
 pub(super) fn configuration(settings: &Settings) -> Input {
     Input::Configuration(Configuration {
-        refused: settings.reloads.failed.as_ref().map(|failed| failed.message.clone()),
+        refused: settings.reloads.failed.as_ref().map(|failed| Fault::new(failed.message.as_str())),
         reading_since: settings.reloads.reading.as_ref().map(|(since, _)| *since),
         setting: settings.config.setting(),
     })
@@ -69,8 +69,8 @@ pub(super) fn devices(rdma: &Rdma, node: &Node) -> Input {
     let ports = node.paths().ports();
     let devices = ports.map(|(index, port, ..)| Device {
         port,
-        closed: rdma.umads.why_not(index).map(str::to_owned),
-        unheard: rdma.device_events.failure(port.device).map(str::to_owned),
+        closed: rdma.umads.why_not(index).cloned(),
+        unheard: rdma.device_events.failure(port.device),
     });
     Input::Devices(devices.collect())
 }

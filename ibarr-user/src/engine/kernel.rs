@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use tracing::{error, info, warn};
 
 use super::log;
-use crate::causes::chain;
+use crate::causes::Fault;
 use crate::logging::ids;
 use crate::process::{Systemd, Until};
 use crate::sys::local_service::Received;
@@ -134,7 +134,7 @@ fn tell(node: &mut Node, now: Instant, input: Input<'_>) {
 pub(super) struct Nudges {
     nudger: Nudger,
     /// The interface of the last nudge, or why it failed.
-    pub(super) last: Option<Result<IfIndex, String>>,
+    pub(super) last: Option<Result<IfIndex, Fault>>,
 }
 
 impl Nudges {
@@ -151,12 +151,12 @@ impl Nudges {
             Err(NudgeError::NoPlace(_)) if without_place == Outcome::Postponed => {
                 return Outcome::Postponed;
             }
-            Err(error) => (Err(chain(&error)), Outcome::Failed),
+            Err(error) => (Err(error.into()), Outcome::Failed),
         };
         match (&outcome, &self.last) {
             (outcome, Some(last)) if outcome == last => {}
             (Err(failure), _) => {
-                warn!(message_id = ids::NUDGES_FAIL, cause = failure, "nudges fail: {failure}");
+                warn!(message_id = ids::NUDGES_FAIL, cause = %failure, "nudges fail: {failure}");
             }
             (Ok(ifindex), _) if *ifindex != LOOPBACK => {
                 info!(%ifindex, "without IPv6 nudges are made on an IPoIB interface");

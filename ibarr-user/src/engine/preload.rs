@@ -12,6 +12,7 @@ use ibarr_proto::paths::{self, PortName};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use crate::causes::{Fault, fault};
 use crate::config;
 use crate::preload::{self, Loaded, Order, Report, Selection};
 
@@ -26,8 +27,8 @@ pub(super) struct Preloads {
     /// Since when the thread reads.
     pub(super) reading: Option<Instant>,
     /// What is wrong with the files.
-    of_hosts: Vec<String>,
-    of_routes: Vec<String>,
+    of_hosts: Vec<Fault>,
+    of_routes: Vec<Fault>,
 }
 
 impl Preloads {
@@ -53,11 +54,11 @@ impl Preloads {
     }
 
     /// What is wrong with the files, one line for each.
-    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
-        let first = |problems: &[String]| {
+    pub(super) fn warnings(&self) -> impl Iterator<Item = Fault> {
+        let first = |problems: &[Fault]| {
             let (first, rest) = problems.split_first()?;
             let more = if rest.is_empty() { "" } else { "; the log has the others" };
-            Some(format!("acm: {first}{more}"))
+            Some(fault!("acm: {first}{more}"))
         };
         [first(&self.of_hosts), first(&self.of_routes)].into_iter().flatten()
     }
@@ -111,13 +112,13 @@ impl Preloads {
 }
 
 /// Logs what was read and what was wrong, which is bounded. `None` if the file cannot be read.
-fn tell<T>(of: &str, read: Result<(T, Report), String>, problems: &mut Vec<String>) -> Option<T> {
+fn tell<T>(of: &str, read: Result<(T, Report), Fault>, problems: &mut Vec<Fault>) -> Option<T> {
     let before = problems.len();
     let read = match read {
         Ok((read, report)) => {
             let Report { file, entries, bad_lines, .. } = &report;
             info!(file = %file.display(), entries, bad_lines, "preloaded {of}");
-            problems.extend(report.problems());
+            problems.extend(report.problems().map(Fault::new));
             Some(read)
         }
         Err(error) => {

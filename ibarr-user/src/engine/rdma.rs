@@ -132,21 +132,15 @@ impl Rdma {
                 }),
                 blocked: self.why_no_sa(index, facts),
                 last_event: last_event(index),
-                deaf: self.device_events.why_not(name.device).map(str::to_owned),
+                deaf: self.device_events.why_not(name.device).map(|fault| fault.to_string()),
             }
         };
         ports.map(status).collect()
     }
 
     fn why_no_sa(&self, port: PortIndex, facts: &PortFacts) -> Option<String> {
-        let reason = self.umads.why_not(port).or_else(|| {
-            Some(match Missing::of(facts)? {
-                Missing::Down => "the port is not active",
-                Missing::SubnetManager => "the port knows no subnet manager: does one run?",
-                Missing::Umad => "its umad device is not open",
-            })
-        });
-        reason.map(str::to_owned)
+        let closed = self.umads.why_not(port).map(ToString::to_string);
+        closed.or_else(|| Some(Missing::of(facts)?.to_string()))
     }
 }
 

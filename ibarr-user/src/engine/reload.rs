@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
 use super::{Engine, summary};
-use crate::causes::chain;
+use crate::causes::Fault;
 use crate::config::{self, Config};
 use crate::control::messages::{Body, Failure, FailureKind, Response};
 use crate::logging::ids;
@@ -119,7 +119,7 @@ impl Engine {
                 Body::Done { done }.into()
             }
             Err(error) => {
-                let message = chain(&error);
+                let message = Fault::from(error).to_string();
                 error!(
                     message_id = ids::RELOAD_REFUSED,
                     cause = message,

@@ -197,7 +197,7 @@ impl Engine {
         };
         let hook = match self.node.responder().state(ifindex) {
             Some(bpf::State::Attached(hook)) => *hook,
-            Some(bpf::State::Failed(reason)) => return (None, Some(reason.clone())),
+            Some(bpf::State::Failed(fault)) => return (None, Some(fault.to_string())),
             Some(bpf::State::Unwanted) => return (None, Some(Blocked::Unwanted.to_string())),
             Some(bpf::State::Pending) | None => {
                 let reason = self.node.responder().blocked().map(|reason| reason.to_string());

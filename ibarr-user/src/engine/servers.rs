@@ -20,6 +20,7 @@ use tracing::warn;
 use super::queries::Queries;
 use super::{log, trace};
 use crate::bpf::Responder;
+use crate::causes::{Fault, fault};
 use crate::control::messages::ServerStatus;
 use crate::transport::Counters;
 use crate::transport::inherited::Inherited;
@@ -164,7 +165,7 @@ impl Servers {
     }
 
     /// Which inherited sockets are not used, with reason and remedy.
-    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
+    pub(super) fn warnings(&self) -> impl Iterator<Item = Fault> {
         self.inherited.warnings(self.port.get())
     }
 
@@ -172,6 +173,7 @@ impl Servers {
         let status = |socket: &Socket| {
             let (family, blocked, receive_buffer) = socket.shown();
             let family = family.to_string().to_lowercase();
+            let blocked = blocked.map(|fault| fault.to_string());
             let vrf = socket.vrf.map(|vrf| vrf.to_string());
             ServerStatus { family, port: self.port, vrf, blocked, receive_buffer }
         };
@@ -179,7 +181,7 @@ impl Servers {
     }
 
     /// For each socket why it does not serve, or how many bytes it holds.
-    pub(super) fn states(&self) -> impl Iterator<Item = (Family, Option<String>, Option<usize>)> {
+    pub(super) fn states(&self) -> impl Iterator<Item = (Family, Option<Fault>, Option<usize>)> {
         self.sockets.iter().map(Socket::shown)
     }
 
@@ -236,10 +238,10 @@ fn answer(now: Instant, batch: Batch, node: &mut Node, queries: &mut Queries) {
 }
 
 impl Socket {
-    fn shown(&self) -> (Family, Option<String>, Option<usize>) {
+    fn shown(&self) -> (Family, Option<Fault>, Option<usize>) {
         let (blocked, holds) = match &*self.state.borrow() {
             State::Serving { holds, .. } => (None, Some(*holds)),
-            State::Starting => (Some("starting".to_owned()), None),
+            State::Starting => (Some(fault!("starting")), None),
             State::Blocked(reason) => (Some(reason.clone()), None),
         };
         (self.family, blocked, holds)

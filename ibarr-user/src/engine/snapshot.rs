@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::inputs::{Input, Inputs};
+use crate::causes::{Fault, fault};
 use crate::logging::ids;
 use crate::transport::snapshot::{Event, Keeper, Order};
 
@@ -25,7 +26,7 @@ pub(super) struct Snapshots {
     file: Option<PathBuf>,
     schedule: Schedule,
     /// Why the last one was not written.
-    unsaved: Option<String>,
+    unsaved: Option<Fault>,
 }
 
 /// Time to write the last snapshot at the end of the daemon; after that it is left unfinished, and
@@ -50,8 +51,8 @@ impl Snapshots {
         }
     }
 
-    pub(super) fn warning(&self) -> Option<String> {
-        self.unsaved.as_deref().map(unsaved)
+    pub(super) fn warning(&self) -> Option<Fault> {
+        self.unsaved.as_ref().map(unsaved)
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
@@ -123,7 +124,7 @@ impl Snapshots {
             Ok(Some(Event::Written)) => info!("saved paths for the next daemon"),
             Ok(Some(Event::NotWritten(reason))) => warn_unsaved(&reason),
             Ok(_) => {}
-            Err(_) => warn_unsaved("the disk is too slow"),
+            Err(_) => warn_unsaved(&fault!("the disk is too slow")),
         }
     }
 }
@@ -146,12 +147,12 @@ pub(super) fn tell_restored(node: &mut Node) {
     }
 }
 
-fn warn_unsaved(cause: &str) {
-    warn!(message_id = ids::SNAPSHOT_FAILED, cause, "{}", unsaved(cause));
+fn warn_unsaved(cause: &Fault) {
+    warn!(message_id = ids::SNAPSHOT_FAILED, %cause, "{}", unsaved(cause));
 }
 
-fn unsaved(cause: &str) -> String {
-    format!(
+fn unsaved(cause: &Fault) -> Fault {
+    fault!(
         "paths cannot be saved for the next daemon, which will ask for them again: {cause}: mend that, or name another \
          file ([paths] snapshot)"
     )

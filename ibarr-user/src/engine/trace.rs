@@ -65,9 +65,9 @@ impl Tracers {
     }
 
     /// Tells whether the programs report.
-    fn tell(&mut self, now: Instant, programs: Result<(), String>) {
+    fn tell(&mut self, now: Instant, programs: Result<(), bpf::Blocked>) {
         let (subject, since) = (Subject::Path { sgid: None, dgid: None }, Duration::ZERO);
-        let step = Step::Programs { cause: programs.err() };
+        let step = Step::Programs { cause: programs.err().map(|why| why.to_string()) };
         let event = Event { chain: 0, since, at: now, subject, lost: 0, step };
         for tracer in self.0.iter_mut().filter(|tracer| tracer.packets == Packets::Wanted) {
             tracer.packets = Packets::Told;

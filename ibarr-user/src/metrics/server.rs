@@ -27,7 +27,7 @@ use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::{interval, sleep, timeout};
 use tracing::{debug, info};
 
-use crate::causes::chain;
+use crate::causes::Fault;
 use crate::config::Listen;
 use crate::control::messages::{Body, MetricsForm as Form, Request as Question};
 use crate::control::places::Connections;
@@ -54,7 +54,7 @@ const MAX_REQUEST: usize = 8 << 10;
 #[derive(Debug)]
 pub(crate) struct Server {
     wanted: watch::Sender<Option<Listen>>,
-    failure: watch::Receiver<Option<String>>,
+    failure: watch::Receiver<Option<Fault>>,
 }
 
 impl Server {
@@ -95,7 +95,7 @@ impl Server {
     }
 
     /// Why the metrics are not served where they should be.
-    pub(crate) fn failure(&self) -> Option<String> {
+    pub(crate) fn failure(&self) -> Option<Fault> {
         self.failure.borrow().clone()
     }
 }
@@ -128,7 +128,7 @@ impl Source {
 
 async fn serve(
     mut wish: watch::Receiver<Option<Listen>>,
-    failing: watch::Sender<Option<String>>,
+    failing: watch::Sender<Option<Fault>>,
     source: Arc<Source>,
     counters: &Counters,
 ) {
@@ -152,7 +152,7 @@ async fn serve(
                 }
             }
             Err(error) => {
-                failing.send_replace(Some(chain(&error)));
+                failing.send_replace(Some(error.into()));
                 tokio::select! {
                     changed = wish.changed() => if changed.is_err() { return },
                     () = sleep(RETRY) => {}
@@ -199,7 +199,7 @@ impl Socket {
         &mut self,
         places: &Connections,
         source: &Arc<Source>,
-        failing: &watch::Sender<Option<String>>,
+        failing: &watch::Sender<Option<Fault>>,
         counters: &Counters,
     ) {
         let mut looks = interval(LOOK);
@@ -211,7 +211,7 @@ impl Socket {
                     }
                     _ = looks.tick() => {
                         let looked = self.look(counters);
-                        failing.send_replace(looked.err().map(|error| chain(&error)));
+                        failing.send_replace(looked.err().map(Fault::from));
                         Ok(())
                     }
                 },

@@ -18,6 +18,7 @@ use ibarr_proto::acm::Hosts;
 use ibarr_proto::paths::snapshot::{KeptPort, Snapshot};
 use tokio::sync::mpsc;
 
+use crate::causes::{Fault, fault};
 use crate::regular_file::{self, Link};
 
 #[derive(Clone, Debug)]
@@ -42,9 +43,9 @@ pub struct Selection {
 #[derive(Debug)]
 pub(crate) struct Loaded {
     /// The GIDs, if a file is configured.
-    pub hosts: Option<Result<(Hosts, Report), String>>,
+    pub hosts: Option<Result<(Hosts, Report), Fault>>,
     /// The paths, if they were wanted.
-    pub routes: Option<Result<(Snapshot, Report), String>>,
+    pub routes: Option<Result<(Snapshot, Report), Fault>>,
 }
 
 /// What was found in a file.
@@ -121,8 +122,8 @@ fn load(order: Order) -> Loaded {
     }
 }
 
-fn named<T>(path: &Path, read: io::Result<(T, Report)>) -> Result<(T, Report), String> {
-    read.map_err(|error| format!("{}: {error}", path.display()))
+fn named<T>(path: &Path, read: io::Result<(T, Report)>) -> Result<(T, Report), Fault> {
+    read.map_err(|error| fault!("{}: {error}", path.display()))
 }
 
 fn open(path: &Path) -> io::Result<BufReader<File>> {
@@ -183,7 +184,7 @@ mod tests {
     #[test]
     fn file_that_cannot_be_read_is_named_with_the_cause() {
         let order = |path: &str| Order { hosts: Some(path.into()), routes: None };
-        let why = |path| load(order(path)).hosts.unwrap().unwrap_err();
+        let why = |path| load(order(path)).hosts.unwrap().unwrap_err().to_string();
         assert!(why("/dev/zero").starts_with("/dev/zero: it is a device, not a regular file"));
         assert!(why("/nonexistent").starts_with("/nonexistent: No such file"));
     }

@@ -16,7 +16,7 @@ use ibarr_proto::paths::{PortEvent, PortName};
 use tokio::sync::mpsc;
 
 use super::ports::Poke;
-use crate::causes::chain;
+use crate::causes::{Fault, fault};
 use crate::sys::verbs::{Context, Happened, Library, NoLibrary};
 
 /// A message of a thread.
@@ -27,7 +27,7 @@ pub(crate) enum Event {
     /// Events of a device arrive from now on.
     Heard(DeviceName),
     /// Events of a device do not arrive, for this reason.
-    Deaf(DeviceName, String),
+    Deaf(DeviceName, Fault),
 }
 
 #[derive(Debug)]
@@ -60,7 +60,7 @@ trait Listen {
 }
 
 struct Refusal {
-    reason: String,
+    reason: Fault,
     is_final: bool,
 }
 
@@ -143,17 +143,17 @@ impl Shared {
 
     /// Passes on events until the device is lost, and returns the reason; `None` if the engine is
     /// gone.
-    fn listen(&self, device: DeviceName, open: &mut dyn Listen) -> Option<String> {
+    fn listen(&self, device: DeviceName, open: &mut dyn Listen) -> Option<Fault> {
         loop {
             let event = match open.next() {
                 Ok(Some(Happened::Port(port, event))) => {
                     Event::Happened(PortName { device, port }, event)
                 }
-                Ok(Some(Happened::Fatal)) => return Some("the device is being removed".to_owned()),
+                Ok(Some(Happened::Fatal)) => return Some(fault!("the device is being removed")),
                 Ok(_) if self.events.is_closed() => return None,
-                Ok(_) if !self.is_there(device) => return Some("the device is gone".to_owned()),
+                Ok(_) if !self.is_there(device) => return Some(fault!("the device is gone")),
                 Ok(_) => continue,
-                Err(error) => return Some(format!("the device was lost: {error}")),
+                Err(error) => return Some(fault!("the device was lost: {error}")),
             };
             self.events.blocking_send(event).ok()?;
         }
@@ -171,7 +171,7 @@ struct Verbs(OnceLock<Result<Library, NoLibrary>>);
 impl Source for Verbs {
     fn open(&self, device: DeviceName) -> Result<Box<dyn Listen + '_>, Refusal> {
         let library = self.0.get_or_init(Library::open).as_ref();
-        let library = library.map_err(|error| Refusal { reason: chain(error), is_final: true })?;
+        let library = library.map_err(|error| Refusal { reason: error.into(), is_final: true })?;
         match library.open_device(device) {
             Ok(context) => Ok(Box::new(context)),
             Err(error) => Err(Refusal { reason: why_not(&error), is_final: false }),
@@ -185,7 +185,7 @@ impl Listen for Context<'_> {
     }
 }
 
-fn why_not(error: &io::Error) -> String {
+fn why_not(error: &io::Error) -> Fault {
     let remedy = match error.raw_os_error() {
         Some(libc::ENOSYS | libc::ENOENT) => ": load the module ib_uverbs",
         Some(libc::EACCES | libc::EPERM) => {
@@ -193,7 +193,7 @@ fn why_not(error: &io::Error) -> String {
         }
         _ => "",
     };
-    format!("libibverbs cannot open it: {error}{remedy}")
+    fault!("libibverbs cannot open it: {error}{remedy}")
 }
 
 impl std::fmt::Debug for Shared {
@@ -223,7 +223,7 @@ mod tests {
         fn open(&self, _device: DeviceName) -> Result<Box<dyn Listen + '_>, Refusal> {
             match self.scripts.lock().unwrap().remove(0) {
                 Ok(events) => Ok(Box::new(Open(events, &self.closed))),
-                Err(is_final) => Err(Refusal { reason: "no".to_owned(), is_final }),
+                Err(is_final) => Err(Refusal { reason: fault!("no"), is_final }),
             }
         }
     }
@@ -268,14 +268,14 @@ mod tests {
         first.send(Happened::Other).unwrap();
         first.send(Happened::Fatal).unwrap();
         ends.recv().unwrap();
-        assert_eq!(next(), Event::Deaf(device(), "the device is being removed".to_owned()));
-        assert_eq!(next(), Event::Deaf(device(), "no".to_owned()));
+        assert_eq!(next(), Event::Deaf(device(), fault!("the device is being removed")));
+        assert_eq!(next(), Event::Deaf(device(), fault!("no")));
         assert_eq!(next(), Event::Heard(device()));
         // The device is removed without an event.
         fs::remove_dir_all(sys).unwrap();
         second.send(Happened::Other).unwrap();
         ends.recv().unwrap();
-        assert_eq!(next(), Event::Deaf(device(), "the device is gone".to_owned()));
+        assert_eq!(next(), Event::Deaf(device(), fault!("the device is gone")));
         while is_watched(&events) {
             thread::yield_now();
         }
@@ -288,7 +288,7 @@ mod tests {
         let pause = Duration::from_hours(1);
         let (events, mut heard) = Events::of(Path::new("/nowhere"), Box::new(fake), pause);
         events.watch(device()).unwrap();
-        assert_eq!(heard.blocking_recv(), Some(Event::Deaf(device(), "no".to_owned())));
+        assert_eq!(heard.blocking_recv(), Some(Event::Deaf(device(), fault!("no"))));
         drop(events);
         assert_eq!(heard.blocking_recv(), None);
     }
@@ -299,7 +299,7 @@ mod tests {
         let fake = Fake { scripts: Mutex::new(vec![Err(true)]), closed };
         let (events, mut heard) = Events::of(Path::new("/nowhere"), Box::new(fake), Duration::ZERO);
         events.watch(device()).unwrap();
-        assert_eq!(heard.blocking_recv(), Some(Event::Deaf(device(), "no".to_owned())));
+        assert_eq!(heard.blocking_recv(), Some(Event::Deaf(device(), fault!("no"))));
         events.watch(device()).unwrap();
         assert!(is_watched(&events));
         drop(events);

@@ -10,7 +10,7 @@ use std::process;
 use ibarr_proto::ip2gid::Family;
 
 use super::listeners;
-use crate::causes::escaped;
+use crate::causes::{Fault, escaped, fault};
 
 /// The holder of a port.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -23,22 +23,22 @@ pub(crate) struct Holder {
 
 impl Holder {
     /// Names the holder of `port` and the remedy.
-    pub(crate) fn explain(&self, port: u16) -> String {
+    pub(crate) fn explain(&self, port: u16) -> Fault {
         let keep = "ibarr.socket keeps the port for the daemon";
         match self {
             Self { uid, process: Some((pid, name)) } => {
                 let name = escaped(name, |_| true);
-                format!(
+                fault!(
                     "UDP port {port} is held by {name} (pid {pid}, uid {uid}): stop it; {keep} from \
                      then on"
                 )
             }
-            Self { uid: 0, process: None } => format!(
+            Self { uid: 0, process: None } => fault!(
                 "UDP port {port} is held by the kernel, or by a process of root that the daemon \
                  cannot see: 4791 is RoCEv2's own, and rdma_rxe holds it while it is loaded (rmmod \
                  rdma_rxe)"
             ),
-            Self { uid, process: None } => format!(
+            Self { uid, process: None } => fault!(
                 "UDP port {port} is held by a process of uid {uid} that the daemon cannot see: stop \
                  it (ss -lunp sport = {port}, as root, shows which); {keep} from then on"
             ),
@@ -122,15 +122,15 @@ mod tests {
     #[test]
     fn name_of_a_process_is_escaped() {
         let process = Some((7, "a\u{1b}[2J\nb".to_owned()));
-        let said = Holder { uid: 1000, process }.explain(4791);
+        let said = Holder { uid: 1000, process }.explain(4791).to_string();
         assert!(said.contains("held by a\\u{1b}[2J\\nb (pid 7, uid 1000)"), "{said}");
     }
 
     #[test]
     fn socket_without_process_may_belong_to_the_kernel() {
-        let said = Holder { uid: 0, process: None }.explain(4791);
+        let said = Holder { uid: 0, process: None }.explain(4791).to_string();
         assert!(said.contains("rmmod rdma_rxe"), "{said}");
-        let said = Holder { uid: 1, process: None }.explain(4791);
+        let said = Holder { uid: 1, process: None }.explain(4791).to_string();
         assert!(said.contains("of uid 1 that the daemon cannot see"), "{said}");
     }
 }

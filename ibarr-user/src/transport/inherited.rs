@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use ibarr_proto::ip2gid::Family;
 use nix::sys::socket::{SockType, SockaddrStorage, getpeername, getsockname, getsockopt, sockopt};
 
+use crate::causes::{Fault, fault};
 use crate::sys::udp::socket_addr;
 
 #[derive(Debug)]
@@ -18,7 +19,7 @@ pub(crate) struct Inherited {
     lowest_free: u16,
     sockets: Vec<Socket>,
     /// Why others are not used.
-    pub refused: Vec<String>,
+    pub refused: Vec<Fault>,
 }
 
 #[derive(Debug)]
@@ -44,10 +45,10 @@ impl Inherited {
     ///
     /// # Errors
     /// Why it cannot be used, and the remedy if there is one.
-    pub(crate) fn add(&mut self, fd: OwnedFd) -> Result<(), String> {
+    pub(crate) fn add(&mut self, fd: OwnedFd) -> Result<(), Fault> {
         let (family, port) = check(&fd)?;
         if self.sockets.iter().any(|other| other.family == family) {
-            return Err(format!(
+            return Err(fault!(
                 "there is another one of {family}: give one ListenDatagram= of each family"
             ));
         }
@@ -56,9 +57,10 @@ impl Inherited {
     }
 
     /// Notes why an inherited descriptor of any name is not used.
-    pub(crate) fn refuse(&mut self, number: RawFd, name: &str, reason: &str) {
+    pub(crate) fn refuse(&mut self, number: RawFd, name: &str, reason: &Fault) {
         let name = name.escape_debug();
-        self.refused.push(format!("inherited descriptor {number} ({name}) is not used: {reason}"));
+        let reason = format!("inherited descriptor {number} ({name}) is not used: {reason}");
+        self.refused.push(Fault::new(reason));
     }
 
     /// Duplicates the socket that is bound to `port`.
@@ -68,7 +70,7 @@ impl Inherited {
     }
 
     /// Which descriptors are not used, with reason and remedy, if `udp_port` is to be served.
-    pub(crate) fn warnings(&self, udp_port: u16) -> impl Iterator<Item = String> {
+    pub(crate) fn warnings(&self, udp_port: u16) -> impl Iterator<Item = Fault> {
         let elsewhere = self.sockets.iter().filter(move |socket| socket.port != udp_port);
         let elsewhere = elsewhere.map(move |Socket { fd, family, port }| {
             format!(
@@ -86,29 +88,29 @@ impl Inherited {
                  false answers: let systemd keep the port (ibarr.socket, see ibarr(8))"
             )
         });
-        self.refused.iter().cloned().chain(elsewhere).chain(may_be_taken)
+        self.refused.iter().cloned().chain(elsewhere.chain(may_be_taken).map(Fault::new))
     }
 }
 
 /// The family and port of the socket, or why it cannot be used.
-fn check(fd: &OwnedFd) -> Result<(Family, u16), String> {
+fn check(fd: &OwnedFd) -> Result<(Family, u16), Fault> {
     const WRITE: &str = "write ListenDatagram=0.0.0.0:4791 or [::]:4791";
     let name = getsockname(fd.as_raw_fd());
-    let name = name.map_err(|error| format!("it is not a socket ({error}): {WRITE}"))?;
+    let name = name.map_err(|error| fault!("it is not a socket ({error}): {WRITE}"))?;
     let address =
-        socket_addr(&name).ok_or_else(|| format!("it is neither IPv4 nor IPv6: {WRITE}"))?;
+        socket_addr(&name).ok_or_else(|| fault!("it is neither IPv4 nor IPv6: {WRITE}"))?;
     if getsockopt(fd, sockopt::SockType) != Ok(SockType::Datagram) {
-        return Err(format!("it is not UDP: {WRITE}"));
+        return Err(fault!("it is not UDP: {WRITE}"));
     }
     if !address.ip().is_unspecified() || address.port() == 0 {
-        return Err(format!("it is bound to {address}, not to all addresses of a port: {WRITE}"));
+        return Err(fault!("it is bound to {address}, not to all addresses of a port: {WRITE}"));
     }
     if getpeername::<SockaddrStorage>(fd.as_raw_fd()).is_ok() {
-        return Err("it is connected, so it receives from one peer only".to_owned());
+        return Err(fault!("it is connected, so it receives from one peer only"));
     }
     let is_dual = address.is_ipv6() && getsockopt(fd, sockopt::Ipv6V6Only) != Ok(true);
     if is_dual {
-        return Err("it also receives IPv4: write BindIPv6Only=ipv6-only".to_owned());
+        return Err(fault!("it also receives IPv4: write BindIPv6Only=ipv6-only"));
     }
     let family = match address.ip() {
         IpAddr::V4(_) => Family::V4,

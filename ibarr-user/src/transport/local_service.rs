@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
 use super::{Counter, Counters, listeners};
-use crate::causes::chain;
+use crate::causes::fault;
 use crate::logging::ids;
 use crate::sys::local_service::{Peer, Quiet, Received, Socket};
 
@@ -95,7 +95,7 @@ impl LocalService {
         match inherited.map(Socket::adopt) {
             None => this.open(),
             Some(Ok(socket)) => this.opened(socket),
-            Some(Err(error)) => this.close(KernelSilent::Failed(chain(&error)), RETRY),
+            Some(Err(error)) => this.close(KernelSilent::Failed(error.into()), RETRY),
         }
         this
     }
@@ -189,7 +189,7 @@ impl LocalService {
         let reason = match socket.try_recv(buffer) {
             Ok(Received::Closed) => KernelSilent::OtherEndClosed,
             Ok(received) => return received,
-            Err(error) => KernelSilent::Failed(format!("the socket is broken: {error}")),
+            Err(error) => KernelSilent::Failed(fault!("the socket is broken: {error}")),
         };
         self.close(reason, RETRY);
         Received::Closed
@@ -272,7 +272,7 @@ fn explain(error: &io::Error) -> KernelSilent {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EPROTONOSUPPORT) => KernelSilent::NoRdma,
         Some(Errno::EPERM) => KernelSilent::NotAllowed,
-        _ => KernelSilent::Failed(format!("cannot be opened: {error}")),
+        _ => KernelSilent::Failed(fault!("cannot be opened: {error}")),
     }
 }
 
@@ -282,6 +282,6 @@ fn refused(errno: Errno) -> KernelSilent {
     match errno {
         Errno::EPERM => KernelSilent::NotAllowed,
         Errno::EINVAL => KernelSilent::OtherNamespace,
-        errno => KernelSilent::Failed(format!("the kernel refuses our messages: {errno}")),
+        errno => KernelSilent::Failed(fault!("the kernel refuses our messages: {errno}")),
     }
 }

@@ -24,6 +24,7 @@ use ibarr_proto::paths::{Device, PortFacts, PortName};
 use tokio::sync::mpsc;
 use tracing::warn;
 
+use crate::causes::{Fault, fault};
 use crate::regular_file::text;
 use crate::sys::umad::Opened;
 
@@ -48,7 +49,7 @@ pub(crate) enum Event {
         /// The umad device, if it has just been opened.
         opened: Option<(Opened, Token)>,
         /// Why no umad device is open.
-        blocked: Option<String>,
+        blocked: Option<Fault>,
     },
     /// A port was removed.
     Gone(PortName),
@@ -219,12 +220,12 @@ impl Watch {
 #[derive(Debug, Default)]
 struct LastReport {
     facts: Option<PortFacts>,
-    blocked: Option<String>,
+    blocked: Option<Fault>,
     /// Exists while the engine has the device open.
     open_device: Weak<()>,
 }
 
-fn open_device(dirs: &Dirs, name: PortName) -> Result<Opened, String> {
+fn open_device(dirs: &Dirs, name: PortName) -> Result<Opened, Fault> {
     let class = dirs.sys.join("class/infiniband_mad");
     let is_its = |umad: &String| {
         let read = |file: &str| text(&class.join(umad).join(file)).unwrap_or_default();
@@ -232,10 +233,10 @@ fn open_device(dirs: &Dirs, name: PortName) -> Result<Opened, String> {
     };
     let umad = names::<String>(&class).filter(|name| name.starts_with("umad")).find(is_its);
     let Some(umad) = umad else {
-        return Err("it has no umad device: load the module ib_umad".to_owned());
+        return Err(fault!("it has no umad device: load the module ib_umad"));
     };
     let path = dirs.dev.join("infiniband").join(umad);
-    Opened::open(&path).map_err(|error| format!("{}: {error}{}", path.display(), remedy(&error)))
+    Opened::open(&path).map_err(|error| fault!("{}: {error}{}", path.display(), remedy(&error)))
 }
 
 fn remedy(error: &io::Error) -> &'static str {
@@ -425,7 +426,7 @@ mod tests {
     #[test]
     fn umad_device_is_found_by_the_full_device_name() {
         let sys = Sys::new();
-        let reason = |device| open_device(&sys.dirs(), name(device)).unwrap_err();
+        let reason = |device| open_device(&sys.dirs(), name(device)).unwrap_err().to_string();
         assert!(reason("mlx5_1").contains("infiniband/umad1"), "{}", reason("mlx5_1"));
         assert!(reason("mlx5_10").contains("infiniband/umad0"), "{}", reason("mlx5_10"));
         assert!(reason("mlx5_0").contains("ib_umad"), "{}", reason("mlx5_0"));

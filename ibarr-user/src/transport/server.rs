@@ -23,6 +23,7 @@ use tracing::{debug, info, warn};
 
 use super::holder::{self, Holder};
 use super::{Counter, Counters};
+use crate::causes::{Fault, fault};
 use crate::logging::ids;
 use crate::sys::mmsg::{self, Inbox, Outgoing};
 use crate::sys::udp::{Received, Source, UdpSocket};
@@ -79,7 +80,7 @@ pub(crate) enum State {
         dropped_before: u32,
     },
     /// Not bound; reason and remedy.
-    Blocked(String),
+    Blocked(Fault),
 }
 
 impl State {
@@ -164,7 +165,7 @@ pub(crate) async fn serve(
             }
             Err(error) => {
                 let mut reason = match &vrf {
-                    Some(vrf) => format!("UDP port {port} in VRF {}: {error}", vrf.name),
+                    Some(vrf) => fault!("UDP port {port} in VRF {}: {error}", vrf.name),
                     None => explain(&error, port),
                 };
                 if matches!(&*state.borrow(), State::Starting) {
@@ -180,7 +181,7 @@ pub(crate) async fn serve(
                 if said.as_ref() != Some(&reason) {
                     warn!(
                         message_id = ids::NOT_SERVING,
-                        cause = reason,
+                        cause = %reason,
                         ?family,
                         port,
                         "not serving ip2gid: {reason}"
@@ -206,8 +207,8 @@ async fn holder_of(family: Family, port: u16) -> Option<Holder> {
 }
 
 /// Why the port could not be bound, with the remedy.
-fn explain(error: &io::Error, port: u16) -> String {
-    match error.kind() {
+fn explain(error: &io::Error, port: u16) -> Fault {
+    Fault::new(match error.kind() {
         ErrorKind::AddrInUse if port == ip2gid::PORT => format!(
             "UDP port {port} is taken: it is RoCEv2's own, and rdma_rxe holds it while it is \
              loaded (rmmod rdma_rxe), or another ibarr runs (ss -lunp sport = {port})"
@@ -222,7 +223,7 @@ fn explain(error: &io::Error, port: u16) -> String {
             "the kernel has this protocol disabled".to_owned()
         }
         _ => format!("UDP port {port}: {error}"),
-    }
+    })
 }
 
 /// `has_waited`: datagrams in the socket may be older than its filter.

@@ -16,7 +16,7 @@ use ibarr_proto::paths::snapshot::{Action, Encoder, KeptPath, KeptPort, Snapshot
 use tokio::sync::mpsc;
 
 use super::{Counter, Counters};
-use crate::causes::chain;
+use crate::causes::{Fault, fault};
 use crate::regular_file::{self, Link};
 
 /// The sender of orders.
@@ -40,11 +40,11 @@ pub(crate) enum Event {
     /// The contents of the file, and its age.
     Read(Snapshot, Duration),
     /// The file cannot be used, for this reason.
-    Refused(String),
+    Refused(Fault),
     /// A new file is in place.
     Written,
     /// The old file is kept, for this reason.
-    NotWritten(String),
+    NotWritten(Fault),
     /// The last event: the sender of orders is gone.
     Ended,
 }
@@ -117,16 +117,16 @@ impl Thread {
                     let age = now().saturating_sub(snapshot.begun_at);
                     return Some(Event::Read(snapshot, Duration::from_secs(age)));
                 }
-                Err(error) => error.to_string(),
+                Err(error) => error.into(),
             },
             Err(error) if error.kind() == ErrorKind::NotFound => return None,
             Err(error) if error.kind() == ErrorKind::FileTooLarge => {
-                "it holds more paths than paths.max-cached says".to_owned()
+                fault!("it holds more paths than paths.max-cached says")
             }
-            Err(error) => chain(&error),
+            Err(error) => error.into(),
         };
         self.counters.count(Counter::SnapshotRefused);
-        Some(Event::Refused(format!("{}: {reason}", path.display())))
+        Some(Event::Refused(fault!("{}: {reason}", path.display())))
     }
 
     fn begin(&mut self, path: &Path, ports: &[KeptPort]) -> Option<Event> {
@@ -165,7 +165,7 @@ impl Thread {
 
     fn not_written(&self, path: &Path, error: &io::Error) -> Event {
         self.counters.count(Counter::SnapshotNotWritten);
-        Event::NotWritten(format!("{}: {error}", path.display()))
+        Event::NotWritten(fault!("{}: {error}", path.display()))
     }
 }
 
@@ -276,8 +276,9 @@ mod tests {
             let write = |action| Order::Write(path.clone(), action);
             let (begin, end) = (|| Action::Begin(vec![]), || Action::Continue(Step::Done));
             let orders = vec![Order::Read(path.clone(), 9), write(begin()), write(end())];
-            let is_named =
-                |reason: &String| reason.contains(&format!("is a {kind}, not a regular"));
+            let is_named = |reason: &Fault| {
+                reason.to_string().contains(&format!("is a {kind}, not a regular"))
+            };
             match told(orders).as_slice() {
                 [Event::Refused(read), Event::NotWritten(written), Event::Ended] => {
                     assert!(is_named(read) && is_named(written), "{read}, {written}");
@@ -287,7 +288,9 @@ mod tests {
             fs::rename(&path, &beside).unwrap();
             match told(vec![write(begin()), write(end())]).as_slice() {
                 [Event::NotWritten(reason), Event::Ended] => {
-                    assert!(reason.contains(&format!("paths.new is a {kind}, not a")), "{reason}");
+                    let named =
+                        reason.to_string().contains(&format!("paths.new is a {kind}, not a"));
+                    assert!(named, "{reason}");
                 }
                 events => panic!("{kind}: {events:?}"),
             }

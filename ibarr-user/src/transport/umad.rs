@@ -18,6 +18,7 @@ use tracing::{info, warn};
 
 use super::ports::Token;
 use super::{Counter, Counters};
+use crate::causes::{Fault, fault};
 use crate::logging::ids;
 use crate::sys::umad::{Device, Opened};
 
@@ -27,7 +28,7 @@ pub(crate) struct Umads {
     /// The index of a port is its position here, which never changes.
     names: Vec<PortName>,
     open: BTreeMap<PortIndex, OpenDevice>,
-    blocked: BTreeMap<PortIndex, String>,
+    blocked: BTreeMap<PortIndex, Fault>,
     next: u64,
     events: mpsc::Sender<Event>,
     counters: Arc<Counters>,
@@ -108,7 +109,7 @@ impl Umads {
     pub(crate) fn open(&mut self, port: PortIndex, opened: Opened, token: Token) {
         let device = match Device::adopt(opened) {
             Ok(device) => Arc::new(device),
-            Err(error) => return self.block(port, Some(format!("cannot be awaited: {error}"))),
+            Err(error) => return self.block(port, Some(fault!("cannot be awaited: {error}"))),
         };
         self.next += 1;
         let opening = self.next;
@@ -122,12 +123,12 @@ impl Umads {
 
     /// Notes that the umad device of a port is not open, for this reason; `None` if it is unknown
     /// whether there is one.
-    pub(crate) fn block(&mut self, port: PortIndex, reason: Option<String>) {
+    pub(crate) fn block(&mut self, port: PortIndex, reason: Option<Fault>) {
         let Some(reason) = reason else { return };
         if self.blocked.get(&port) != Some(&reason) {
             warn!(
                 message_id = ids::SA_NOT_ASKED,
-                cause = reason,
+                cause = %reason,
                 port = %self.name(port),
                 "its subnet administrator cannot be asked: {reason}"
             );
@@ -147,8 +148,8 @@ impl Umads {
     }
 
     /// Why the umad device is not open, for people.
-    pub(crate) fn why_not(&self, port: PortIndex) -> Option<&str> {
-        self.blocked.get(&port).map(String::as_str)
+    pub(crate) fn why_not(&self, port: PortIndex) -> Option<&Fault> {
+        self.blocked.get(&port)
     }
 
     /// Sends a MAD through the umad device of its port.

@@ -8,6 +8,7 @@ use nix::sys::socket::{
     AddressFamily, SockType, SockaddrLike as _, SockaddrStorage, getsockname, getsockopt, sockopt,
 };
 
+use crate::causes::{Fault, fault};
 use crate::sys::last_reply::LastReply;
 use crate::sys::udp::socket_addr;
 
@@ -36,7 +37,7 @@ impl Inherited {
     ///
     /// # Errors
     /// Why it cannot be used, with the remedy.
-    pub fn add(&mut self, name: &str, fd: OwnedFd) -> Result<(), String> {
+    pub fn add(&mut self, name: &str, fd: OwnedFd) -> Result<(), Fault> {
         match name {
             NAME => {
                 check(&fd, true)?;
@@ -49,15 +50,14 @@ impl Inherited {
             LAST_REPLY => {
                 let last = LastReply::inherit(&fd);
                 let last =
-                    last.map_err(|error| format!("no daemon of this version made it: {error}"))?;
+                    last.map_err(|error| fault!("no daemon of this version made it: {error}"))?;
                 self.last = Some(last);
             }
             _ => {
-                return Err(
+                return Err(fault!(
                     "its name is unknown: write FileDescriptorName=ip2gid, acm, or ls for a \
-                             socket to the kernel"
-                        .to_owned(),
-                );
+                     socket to the kernel"
+                ));
             }
         }
         Ok(())
@@ -65,23 +65,23 @@ impl Inherited {
 }
 
 /// Only this machine may connect: a stream of the Unix or a loopback address, which listens or does not.
-fn check(fd: &OwnedFd, must_listen: bool) -> Result<(), String> {
+fn check(fd: &OwnedFd, must_listen: bool) -> Result<(), Fault> {
     const WRITE: &str =
         "write ListenStream=/run/ibacm-unix.sock or 127.0.0.1:6125 in ibarr-acm.socket";
     let name: nix::Result<SockaddrStorage> = getsockname(fd.as_raw_fd());
-    let name = name.map_err(|error| format!("it is not a socket ({error}): {WRITE}"))?;
+    let name = name.map_err(|error| fault!("it is not a socket ({error}): {WRITE}"))?;
     if getsockopt(fd, sockopt::SockType) != Ok(SockType::Stream) {
-        return Err(format!("it is not a stream socket: {WRITE}"));
+        return Err(fault!("it is not a stream socket: {WRITE}"));
     }
     if (getsockopt(fd, sockopt::AcceptConn) == Ok(true)) != must_listen {
         let what = if must_listen { "it does not listen" } else { "it is not a connection" };
-        return Err(format!("{what}: {WRITE}"));
+        return Err(fault!("{what}: {WRITE}"));
     }
     match socket_addr(&name).map(|address| address.ip()) {
         Some(ip) if ip.is_loopback() => Ok(()),
-        Some(ip) => Err(format!("other machines could ask at {ip}: {WRITE}")),
+        Some(ip) => Err(fault!("other machines could ask at {ip}: {WRITE}")),
         None if name.family() == Some(AddressFamily::Unix) => Ok(()),
-        None => Err(format!("it is neither Unix nor TCP: {WRITE}")),
+        None => Err(fault!("it is neither Unix nor TCP: {WRITE}")),
     }
 }
 
@@ -96,7 +96,7 @@ mod tests {
     use crate::tests::{ShortDir, on_own_network};
 
     fn refusal(name: &str, fd: impl Into<OwnedFd>) -> Option<String> {
-        Inherited::default().add(name, fd.into()).err()
+        Inherited::default().add(name, fd.into()).err().map(|fault| fault.to_string())
     }
 
     fn socket_of(family: AddressFamily, of: SockType) -> OwnedFd {

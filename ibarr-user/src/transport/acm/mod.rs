@@ -38,7 +38,7 @@ use tracing::debug;
 
 pub use self::inherited::{CLIENT, Inherited, LAST_REPLY, NAME};
 pub use self::listening::{FOR_LIBRDMACM, Listener, Made};
-pub(crate) use self::ports::{Files, Kept, remove_stale};
+pub(crate) use self::ports::{Files, remove_stale};
 pub(crate) use self::sources::Sources;
 use crate::sys::fd;
 use crate::sys::last_reply::{LastReply, Left};
