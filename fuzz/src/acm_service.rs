@@ -16,7 +16,7 @@ use ibarr_proto::acm::{
 use ibarr_proto::paths::{self, PortName, Search};
 use ibarr_proto::places::Room;
 use ibarr_proto::request::{LookupId, Outcome, RequestId, Source, UserRequest};
-use ibarr_proto::requests::{AddressRequest, PathRequest};
+use ibarr_proto::requests::AddressRequest;
 use ibarr_proto::shares::User;
 
 use crate::script::Script;
@@ -218,7 +218,7 @@ impl World {
                         paths::Outcome::Found { record, source: paths::Source::Sa }
                     }
                 };
-                Input::Path { id: search(request.request.id), outcome }
+                Input::Path { id: search(request.id), outcome }
             }
         };
         self.input(input);
@@ -271,7 +271,7 @@ impl World {
             self.searches.push(match event {
                 Event::Ask { id, .. } => id,
                 Event::Address(AddressRequest { request, .. }) => search(request.id),
-                Event::Path(PathRequest { request, .. }) => search(request.id),
+                Event::Path(request) => search(request.id),
             });
             self.events.push(event);
         }

@@ -13,7 +13,8 @@ use ibarr_proto::ip2gid::client::{
     Answered, Candidate, Client, Config, Input, Outcome, Output, Request, RequestId, Route,
     Settings, SocketEvent, SocketId, Source,
 };
-use ibarr_proto::request::UserRequest;
+use ibarr_proto::request::{Caller, Freshness, UserRequest};
+use ibarr_proto::shares::User;
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng as _;
 
@@ -132,8 +133,9 @@ impl World {
         let asked_at = if self.requests.is_multiple_of(3) { Instant::BOOT } else { self.now };
         self.waiting.insert(id, deadline);
         self.asked.insert(id, question);
-        let (heeds_hints, is_fresh) = (heeds_hints(number), is_fresh(number));
-        let request = Request { id, question, asked_at, deadline, heeds_hints, is_fresh };
+        let caller = if is_user(number) { Caller::Control(User(0)) } else { Caller::Kernel };
+        let freshness = if is_fresh(number) { Freshness::Fresh } else { Freshness::Any };
+        let request = Request { id, caller, question, asked_at, deadline, freshness };
         self.input(Input::Resolve(request));
     }
 
@@ -319,7 +321,7 @@ impl World {
         };
         let target = self.asked[&id].target();
         if outcome == Outcome::Refused {
-            assert!(heeds_hints(number), "{number} ignores refusals");
+            assert!(is_user(number), "{number} ignores refusals");
             assert!(self.refused.contains(&target), "no query was refused");
         }
         if let Outcome::Found { gid, source } = outcome {
@@ -329,7 +331,7 @@ impl World {
             match source {
                 Source::Peer => {}
                 Source::Local => panic!("{number} is about an address of a peer"),
-                Source::Neighbour => assert!(heeds_hints(number), "{number} ignores hints"),
+                Source::Neighbour => assert!(is_user(number), "{number} ignores hints"),
                 Source::Cache if is_fresh(number) => panic!("{number} is answered from memory"),
                 Source::Cache if age < fresh_for => {}
                 Source::Cache => {
@@ -357,7 +359,7 @@ impl World {
 }
 
 /// Whether a request ends on a hint.
-fn heeds_hints(number: u64) -> bool {
+fn is_user(number: u64) -> bool {
     number.is_multiple_of(2) || is_fresh(number)
 }
 

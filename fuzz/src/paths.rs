@@ -11,8 +11,8 @@ use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
     Answered, Config, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request, RequestId,
 };
-use ibarr_proto::request::UserRequest;
-use ibarr_proto::sa::{PortIndex, Rank, Transmit};
+use ibarr_proto::request::{Caller, Freshness, UserRequest};
+use ibarr_proto::sa::{PortIndex, Transmit};
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
@@ -108,7 +108,14 @@ impl World {
         let port = name(n >> 3 & 1);
         self.core.resolve(
             self.now,
-            Request { id, port, question: question.into(), rank: Rank::Kernel, deadline },
+            Request {
+                id,
+                port,
+                question: question.into(),
+                caller: Caller::Kernel,
+                freshness: Freshness::Any,
+                deadline,
+            },
         );
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The names of requests and their senders, and the result of a request for an address.
+//! The names of requests and their senders, how old an answer may be, and the result of a request for an address.
 
 use ibarr_common::ib::Gid;
 #[cfg(feature = "serde")]
@@ -52,6 +52,11 @@ pub enum Caller {
 }
 
 impl Caller {
+    /// Whether an application waits in the kernel.
+    pub fn is_kernel(self) -> bool {
+        self == Self::Kernel
+    }
+
     /// The user; `None` for the kernel.
     pub fn user(self) -> Option<User> {
         match self {
@@ -68,6 +73,20 @@ impl UserRequest {
             Self::Control(_) => Caller::Control(user),
             Self::Acm(_) => Caller::Acm(user),
         }
+    }
+}
+
+ibarr_common::words! {
+    /// Which answers a caller waits for.
+    #[derive(Default)]
+    Freshness {
+        /// What is remembered, or else what the network says.
+        #[default]
+        Any = "any",
+        /// What is remembered alone.
+        Memory = "memory",
+        /// What the network says now, even if something is remembered. A question in flight is joined.
+        Fresh = "peer",
     }
 }
 

@@ -9,7 +9,8 @@
 //! | ACM | not | own addresses, the administrator's list, memory; then as the control socket |
 //!
 //! A path is looked for in memory first, which costs a user no share; the kernel's requests go to the [`paths`] at
-//! once, which remember for themselves.
+//! once, which remember for themselves. A client of ACM that waits for what is remembered alone is told if nothing is,
+//! and the search goes on.
 //!
 //! **Each request gets exactly one answer**, but one that the kernel has withdrawn gets none. **The kernel's requests
 //! pass no share**, because applications wait for them: they find room however much users ask.
@@ -23,15 +24,15 @@ use core::mem;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
-use ibarr_common::wire::sa::PathQuestion;
 
 use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::ip2gid::client;
-use crate::paths::{self, PortName, Search};
+use crate::paths::{self, Search};
 use crate::places::Room;
-use crate::request::{Caller, KernelRequest, LookupId, Outcome, RequestId, Source, UserRequest};
-use crate::sa::Rank;
+use crate::request::{
+    Caller, Freshness, KernelRequest, LookupId, Outcome, RequestId, Source, UserRequest,
+};
 use crate::shares::{self, Limits, Shares, User};
 
 /// The requests of all callers, see the [module](self).
@@ -41,8 +42,8 @@ pub struct Requests {
     /// Requests of the kernel that arrived before this node knew its own addresses.
     early: BTreeMap<KernelRequest, AddressRequest>,
     addresses: Shares<AddressRequest>,
-    paths: Shares<PathRequest>,
-    acm_paths: Shares<PathRequest>,
+    paths: Shares<paths::Request>,
+    acm_paths: Shares<paths::Request>,
     /// The users of the requests that have their share.
     admitted: BTreeMap<UserRequest, User>,
     admitted_paths: BTreeMap<UserRequest, User>,
@@ -77,21 +78,11 @@ pub const ACM_PATHS: Limits = Limits {
 
 /// A request for the GID of an address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct AddressRequest {
-    pub caller: Caller,
     /// The GID that the administrator has listed for the address.
     pub listed: Option<Gid>,
     /// What the peers' client is asked.
     pub request: client::Request,
-}
-
-/// A request for a path.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[expect(missing_docs, reason = "its fields are named for what they hold")]
-pub struct PathRequest {
-    pub caller: Caller,
-    pub request: paths::Request,
 }
 
 /// What a caller asks, and what other cores have found.
@@ -104,7 +95,7 @@ pub enum Input {
     Address(AddressRequest),
     /// A caller asks for a path. One [`Event::PathAnswered`] follows, at the latest at the deadline, or a moment after
     /// the request if there is no room.
-    Path(PathRequest),
+    Path(paths::Request),
     /// The kernel no longer wants an answer.
     Unwanted(KernelRequest),
     /// The answer to [`Event::LookUp`].
@@ -112,7 +103,7 @@ pub enum Input {
     /// [`Event::Recall`] has found nothing.
     NotRemembered(AddressRequest),
     /// [`Event::RecallPath`] has found nothing.
-    PathNotRemembered(PathRequest),
+    PathNotRemembered(paths::Request),
     /// The answer to [`Event::Recall`] or [`Event::AskPeer`].
     Answered { id: RequestId, outcome: Outcome },
     /// The answer to [`Event::RecallPath`] or [`Event::AskSa`].
@@ -128,7 +119,7 @@ pub enum Event {
     /// Look for the answer in memory.
     Recall(AddressRequest),
     /// Look for the path in memory.
-    RecallPath(PathRequest),
+    RecallPath(paths::Request),
     /// Nothing is remembered for a client of ACM, and the network is asked.
     NotRemembered(LookupId),
     AskPeer(client::Request),
@@ -166,7 +157,7 @@ impl Requests {
                 self.is_known = true;
                 self.events.extend(mem::take(&mut self.early).into_values().map(Event::LookUp));
             }
-            Input::Address(request) => match (request.caller, request.request.id) {
+            Input::Address(request) => match (request.request.caller, request.request.id) {
                 (Caller::Kernel, RequestId::Kernel(id)) if !self.is_known => {
                     // Peers would not answer for an address of this node.
                     self.early.insert(id, request);
@@ -195,23 +186,25 @@ impl Requests {
                     None => self.events.push_back(Event::Recall(request)),
                 }
             }
-            Input::NotRemembered(request) => match request.caller.user() {
+            Input::NotRemembered(request) => match request.request.caller.user() {
                 None => self.events.push_back(Event::AskPeer(request.request)),
                 Some(user) => {
-                    self.not_remembered(request.request.id);
+                    self.not_remembered(request.request.id, request.request.freshness);
                     self.offer(now, user, request);
                 }
             },
             Input::Answered { id, outcome } => self.end(id, outcome),
-            Input::Path(request) => match (request.caller.user(), request.request.question) {
-                (None, _) => self.events.push_back(Event::AskSa(request.request)),
-                (Some(_), Search::Path(_)) => self.events.push_back(Event::RecallPath(request)),
+            Input::Path(request) => match (request.caller.user(), request.question) {
+                (None, _) => self.events.push_back(Event::AskSa(request)),
+                (Some(_), Search::Path(_)) if request.freshness != Freshness::Fresh => {
+                    self.events.push_back(Event::RecallPath(request));
+                }
                 (Some(user), _) => self.offer_path(now, user, request),
             },
             Input::PathNotRemembered(request) => match request.caller.user() {
-                None => self.events.push_back(Event::AskSa(request.request)),
+                None => self.events.push_back(Event::AskSa(request)),
                 Some(user) => {
-                    self.not_remembered(request.request.id);
+                    self.not_remembered(request.id, request.freshness);
                     self.offer_path(now, user, request);
                 }
             },
@@ -230,17 +223,17 @@ impl Requests {
             }
             self.events.push_back(Event::LookUp(request));
         }
-        let all: [fn(&mut Self) -> &mut Shares<PathRequest>; 2] =
+        let all: [fn(&mut Self) -> &mut Shares<paths::Request>; 2] =
             [|this| &mut this.paths, |this| &mut this.acm_paths];
         for shares in all {
             while let Some(request) = shares(self).poll_refused(now) {
-                self.end_path(answered(request.request.id, paths::Outcome::Overloaded));
+                self.end_path(answered(request.id, paths::Outcome::Overloaded));
             }
             while let Some((user, request)) = shares(self).poll_admitted(now) {
-                if let RequestId::User(id) = request.request.id {
+                if let RequestId::User(id) = request.id {
                     self.admitted_paths.insert(id, user);
                 }
-                self.events.push_back(Event::AskSa(request.request));
+                self.events.push_back(Event::AskSa(request));
             }
         }
     }
@@ -291,20 +284,20 @@ impl Requests {
         self.handle_timeout(now);
     }
 
-    fn offer_path(&mut self, now: Instant, user: User, request: PathRequest) {
+    fn offer_path(&mut self, now: Instant, user: User, request: paths::Request) {
         let shares = self.path_shares(request.caller);
-        if let Err(request) = shares.offer(now, user, request, request.request.deadline) {
-            self.end_path(answered(request.request.id, paths::Outcome::Overloaded));
+        if let Err(request) = shares.offer(now, user, request, request.deadline) {
+            self.end_path(answered(request.id, paths::Outcome::Overloaded));
         }
         self.handle_timeout(now);
     }
 
-    fn path_shares(&mut self, caller: Caller) -> &mut Shares<PathRequest> {
+    fn path_shares(&mut self, caller: Caller) -> &mut Shares<paths::Request> {
         if let Caller::Acm(_) = caller { &mut self.acm_paths } else { &mut self.paths }
     }
 
-    fn not_remembered(&mut self, id: RequestId) {
-        if let RequestId::User(UserRequest::Acm(id)) = id {
+    fn not_remembered(&mut self, id: RequestId, freshness: Freshness) {
+        if let (RequestId::User(UserRequest::Acm(id)), Freshness::Memory) = (id, freshness) {
             self.events.push_back(Event::NotRemembered(id));
         }
     }
@@ -336,54 +329,15 @@ impl AddressRequest {
     /// never to it.
     pub fn of_user(id: UserRequest, user: User, question: Question, deadline: Instant) -> Self {
         let (caller, asked_at, id) = (id.caller(user), Instant::BOOT, RequestId::User(id));
-        let (heeds_hints, is_fresh) = (true, false);
-        let request = client::Request { id, question, asked_at, deadline, heeds_hints, is_fresh };
-        Self { caller, listed: None, request }
+        let freshness = Freshness::Any;
+        let request = client::Request { id, caller, question, asked_at, deadline, freshness };
+        Self { listed: None, request }
     }
 
-    /// The kernel asks. It does not ask again by itself when a peer that has refused returns.
-    pub fn of_kernel(
-        id: KernelRequest,
-        question: Question,
-        asked_at: Instant,
-        deadline: Instant,
-    ) -> Self {
-        let (id, heeds_hints, is_fresh) = (RequestId::Kernel(id), false, false);
-        let request = client::Request { id, question, asked_at, deadline, heeds_hints, is_fresh };
-        Self { caller: Caller::Kernel, listed: None, request }
-    }
-
-    /// The peer is asked even if its answer is remembered.
+    /// Waits for answers of another freshness.
     #[must_use]
-    pub fn fresh(self) -> Self {
-        Self { request: client::Request { is_fresh: true, ..self.request }, ..self }
-    }
-}
-
-impl PathRequest {
-    /// A user of this node asks.
-    pub fn of_user(
-        id: UserRequest,
-        user: User,
-        port: PortName,
-        question: impl Into<Search>,
-        deadline: Instant,
-    ) -> Self {
-        let (caller, id, question) = (id.caller(user), RequestId::User(id), question.into());
-        let request = paths::Request { id, port, question, rank: Rank::Other, deadline };
-        Self { caller, request }
-    }
-
-    /// What the RDMA core of the kernel asks.
-    pub fn of_kernel(
-        id: KernelRequest,
-        port: PortName,
-        question: PathQuestion,
-        deadline: Instant,
-    ) -> Self {
-        let (id, question) = (RequestId::Kernel(id), question.into());
-        let request = paths::Request { id, port, question, rank: Rank::Kernel, deadline };
-        Self { caller: Caller::Kernel, request }
+    pub fn with(self, freshness: Freshness) -> Self {
+        Self { request: client::Request { freshness, ..self.request }, ..self }
     }
 }
 

@@ -208,7 +208,7 @@ impl Core {
                 self.node.handle_input(now, Input::Paths(input));
             }
             Input::Resolve(mut request) if self.bug == Some(Bug::NoShares) => {
-                request.caller = Caller::Control(self.another_user());
+                request.request.caller = Caller::Control(self.another_user());
                 self.node.handle_input(now, Input::Resolve(request));
             }
             Input::ResolvePath(mut request) if self.bug == Some(Bug::NoShares) => {

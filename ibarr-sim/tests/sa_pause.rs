@@ -12,8 +12,8 @@ use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::local_service;
 use ibarr_proto::paths::{self, Input, Outcome, Paths, PortFacts, PortName, RequestId};
-use ibarr_proto::request::UserRequest;
-use ibarr_proto::sa::{PortIndex, Rank};
+use ibarr_proto::request::{Caller, Freshness, UserRequest};
+use ibarr_proto::sa::PortIndex;
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
@@ -116,11 +116,11 @@ impl<'a> Node<'a> {
         self.asked += 1;
         let id = RequestId::User(UserRequest::Control(self.asked));
         let wait = local_service::Config::default().timeout.get() * 4 / 5;
-        let (port, rank, deadline) = (name(), Rank::Kernel, self.now + wait);
-        let question = question(peer);
+        let (port, deadline) = (name(), self.now + wait);
+        let (question, caller, freshness) = (question(peer), Caller::Kernel, Freshness::Any);
         self.paths.resolve(
             self.now,
-            paths::Request { id, port, question: question.into(), rank, deadline },
+            paths::Request { id, port, caller, question: question.into(), freshness, deadline },
         );
         self.drain();
     }

@@ -38,7 +38,7 @@ impl Acm {
                 return self.reply(client, &request, &Reply::Refused(Status::SourceAddress));
             }
         };
-        let id = self.begin(now, client, user, request, Known::Endpoint, false);
+        let id = self.begin(now, client, user, request, Known::Endpoint);
         self.ask(id, Ask::Endpoint { which, has_addresses });
     }
 

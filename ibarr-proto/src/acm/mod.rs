@@ -42,8 +42,8 @@ use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::paths::{self, PortName, Search};
 use crate::places::Places;
-use crate::request::{self, LookupId, Outcome, UserRequest};
-use crate::requests::{AddressRequest, PathRequest};
+use crate::request::{self, Freshness, LookupId, Outcome, UserRequest};
+use crate::requests::AddressRequest;
 use crate::shares::User;
 use crate::timer::Timers;
 
@@ -84,7 +84,8 @@ struct Lookup {
     client: Option<(ClientId, Request)>,
     user: User,
     deadline: Instant,
-    is_from_memory: bool,
+    /// A client that waits for what is remembered alone gets a reply if nothing is, and the search goes on.
+    freshness: Freshness,
     /// The address that routing chose, which is part of the reply.
     chosen: Option<Address>,
     known: Known,
@@ -277,13 +278,14 @@ impl Acm {
             }
         };
         lookup.known = Known::Source { sgid };
-        let Lookup { user, deadline, .. } = **lookup;
+        let Lookup { user, deadline, freshness, .. } = **lookup;
         let Some(question) = Question::new(target, None) else {
             return self.refuse(id, Status::DestinationAddress);
         };
         let listed = self.hosts.gid_of(&Address::Ip(target));
         let request = AddressRequest::of_user(UserRequest::Acm(id), user, question, deadline);
-        self.events.push_back(Event::Address(AddressRequest { listed, ..request }));
+        let request = AddressRequest { listed, ..request.with(freshness) };
+        self.events.push_back(Event::Address(request));
     }
 
     fn gid_of_target(&mut self, id: LookupId, outcome: Outcome) {
@@ -315,7 +317,7 @@ impl Acm {
             Err(NoStart::NoSource) => return self.refuse(id, Status::SourceAddress),
             Err(NoStart::SeveralPorts) => return self.refuse(id, Status::DestinationType),
         };
-        let Lookup { user, deadline, address, .. } = **lookup;
+        let Lookup { user, deadline, freshness, address, .. } = **lookup;
         let is_first = lookup.port.replace(port).is_none();
         if is_first {
             let counters = self.by_port.entry(port).or_default();
@@ -331,8 +333,8 @@ impl Acm {
                 return drop(self.forget(id));
             }
         }
-        let request = PathRequest::of_user(UserRequest::Acm(id), user, port, question, deadline);
-        self.events.push_back(Event::Path(request));
+        let request = paths::Request::of_user(UserRequest::Acm(id), user, port, question, deadline);
+        self.events.push_back(Event::Path(paths::Request { freshness, ..request }));
     }
 
     fn path(&mut self, id: LookupId, outcome: paths::Outcome) {
@@ -361,9 +363,9 @@ impl Acm {
         self.refuse(id, status);
     }
 
-    /// A client that does not wait gets that as its reply, and the search goes on.
     fn not_remembered(&mut self, id: LookupId) {
-        let lookup = self.lookups.get_mut(&id).filter(|lookup| lookup.is_from_memory);
+        let lookup = self.lookups.get_mut(&id);
+        let lookup = lookup.filter(|lookup| lookup.freshness == Freshness::Memory);
         if let Some((client, request)) = lookup.and_then(|lookup| lookup.client.take()) {
             self.count(id, Counter::NotRemembered);
             self.reply(client, &request, &Reply::Refused(Status::NoData));
@@ -445,11 +447,12 @@ impl Acm {
         let has_ends = source.is_some() || target.is_some();
         let target = target.or_else(|| path.dgid().map(End::Gid).filter(|_| source.is_some()));
         let known = target.map(|target| Known::Said { source, target });
-        let is_from_memory = resolve.is_from_memory();
-        let id =
-            self.begin(now, client, user, request, known.unwrap_or(Known::Ends), is_from_memory);
+        let id = self.begin(now, client, user, request, known.unwrap_or(Known::Ends));
         if let Some(lookup) = self.lookups.get_mut(&id) {
             (lookup.path, lookup.asks_sa) = (path, resolve.asks_sa());
+            if resolve.is_from_memory() {
+                lookup.freshness = Freshness::Memory;
+            }
         }
         match known {
             // Such a request is a path alone.
@@ -468,7 +471,6 @@ impl Acm {
         user: User,
         request: Request,
         known: Known,
-        is_from_memory: bool,
     ) -> LookupId {
         let id = LookupId(self.next);
         self.next += 1;
@@ -477,7 +479,7 @@ impl Acm {
             client: Some((client, request)),
             user,
             deadline,
-            is_from_memory,
+            freshness: Freshness::Any,
             chosen: None,
             known,
             path: PathQuery::ANY,

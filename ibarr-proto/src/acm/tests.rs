@@ -92,12 +92,11 @@ impl Rig {
         };
         assert_eq!(source, ip("10.1.0.1"));
         self.acm.gid_of_source(id, Some(gid("fe80::1")));
-        let Some(Event::Address(AddressRequest { caller, request, .. })) = self.acm.poll_event()
-        else {
+        let Some(Event::Address(AddressRequest { request, .. })) = self.acm.poll_event() else {
             panic!()
         };
         let target = request.question.target();
-        assert_eq!((caller, target), (request::Caller::Acm(USER), ip("10.2.0.5")));
+        assert_eq!((request.caller, target), (request::Caller::Acm(USER), ip("10.2.0.5")));
         id
     }
 
@@ -727,7 +726,7 @@ fn reply(acm: &mut Acm, now: Instant, event: Event, outcome: Outcome, is_found: 
         }
         Event::Path(request) => {
             let outcome = if is_found { found() } else { paths::Outcome::NoSa };
-            acm.handle_input(now, Input::Path { id: search(request.request.id), outcome });
+            acm.handle_input(now, Input::Path { id: search(request.id), outcome });
         }
     }
 }

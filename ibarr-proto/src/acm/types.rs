@@ -13,7 +13,7 @@ use ibarr_common::wire::sa::PathQuery;
 use crate::paths::{self, PortName, Search};
 use crate::places::Room;
 use crate::request::{LookupId, Outcome};
-use crate::requests::{AddressRequest, PathRequest};
+use crate::requests::AddressRequest;
 use crate::shares::User;
 
 /// Limits.
@@ -106,7 +106,7 @@ pub enum Event {
     /// Resolve an address. [`Input::Address`] follows.
     Address(AddressRequest),
     /// Resolve a path. [`Input::Path`] follows.
-    Path(PathRequest),
+    Path(paths::Request),
 }
 
 /// A question about this node.

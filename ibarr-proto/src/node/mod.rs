@@ -25,8 +25,8 @@ use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
 use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths, PortChange};
-use crate::request::{Caller, Outcome, RequestId, UserRequest};
-use crate::requests::{self, AddressRequest, PathRequest, Requests};
+use crate::request::{Caller, Freshness, Outcome, RequestId, UserRequest};
+use crate::requests::{self, AddressRequest, Requests};
 use crate::responder::{self, Responder};
 use crate::sa;
 use crate::shares;
@@ -93,7 +93,7 @@ pub enum Input<'a> {
     Resolve(AddressRequest),
     /// A user of this node asks for a path. One [`Output::PathAnswered`] follows, at the latest at the deadline of the
     /// request, or a moment after its arrival if there is no room.
-    ResolvePath(PathRequest),
+    ResolvePath(paths::Request),
 }
 
 impl From<responder::Input> for Input<'_> {
@@ -254,8 +254,8 @@ impl Node {
                 self.requests.handle_input(now, requests::Input::LookedUp(request, own));
             }
             requests::Event::Recall(request) => {
-                let client::Request { id, question, heeds_hints, .. } = request.request;
-                let remembered = self.client.recall(now, question, heeds_hints);
+                let client::Request { id, caller, question, .. } = request.request;
+                let remembered = self.client.recall(now, question, caller);
                 let input = match remembered {
                     Some(cached) => requests::Input::Answered { id, outcome: cached.into() },
                     None => requests::Input::NotRemembered(request),
@@ -264,7 +264,7 @@ impl Node {
             }
             requests::Event::RecallPath(request) => {
                 let may_loop_back = matches!(request.caller, Caller::Acm(_));
-                let input = match self.paths.recall_for(now, &request.request, may_loop_back) {
+                let input = match self.paths.recall_for(now, &request, may_loop_back) {
                     Some(answered) => requests::Input::PathAnswered(answered),
                     None => requests::Input::PathNotRemembered(request),
                 };
@@ -274,8 +274,9 @@ impl Node {
                 self.acm.handle_input(now, acm::Input::NotRemembered(id));
             }
             requests::Event::AskPeer(request) => {
-                let client::Request { question, is_fresh, .. } = request;
-                if self.trace.is_on() && !is_fresh && self.client.is_older(now, question) {
+                let client::Request { question, freshness, .. } = request;
+                let may_be_old = freshness != Freshness::Fresh;
+                if self.trace.is_on() && may_be_old && self.client.is_older(now, question) {
                     self.trace.step(now, question, trace::Step::Older);
                 }
                 self.client.handle_input(now, client::Input::Resolve(request));
@@ -324,10 +325,18 @@ impl Node {
     fn route_kernel(&mut self, now: Instant, event: local_service::Event) {
         match event {
             local_service::Event::Wanted { id, question, asked_at, deadline } => {
-                self.ask(now, AddressRequest::of_kernel(id, question, asked_at, deadline));
+                let (id, caller, freshness) =
+                    (RequestId::Kernel(id), Caller::Kernel, Freshness::Any);
+                let request =
+                    client::Request { id, caller, question, asked_at, deadline, freshness };
+                self.ask(now, AddressRequest { listed: None, request });
             }
             local_service::Event::PathWanted { id, port, question, deadline } => {
-                self.ask_for_path(now, PathRequest::of_kernel(id, port, question, deadline));
+                let (id, caller, freshness) =
+                    (RequestId::Kernel(id), Caller::Kernel, Freshness::Any);
+                let question = question.into();
+                let request = paths::Request { id, caller, port, question, freshness, deadline };
+                self.ask_for_path(now, request);
             }
             local_service::Event::Unwanted { id, .. } => {
                 self.trace.forget(trace::Id::Address(RequestId::Kernel(id)));
@@ -345,15 +354,15 @@ impl Node {
     }
 
     fn ask(&mut self, now: Instant, request: AddressRequest) {
-        let client::Request { id, question, asked_at, .. } = request.request;
-        let asked_at = if request.caller == Caller::Kernel { asked_at } else { now };
-        self.trace.asked(now, trace::Id::Address(id), request.caller, question, asked_at);
+        let client::Request { id, caller, question, asked_at, .. } = request.request;
+        let asked_at = if caller.is_kernel() { asked_at } else { now };
+        self.trace.asked(now, trace::Id::Address(id), caller, question, asked_at);
         self.requests.handle_input(now, requests::Input::Address(request));
     }
 
-    fn ask_for_path(&mut self, now: Instant, request: PathRequest) {
-        let paths::Request { id, question, .. } = request.request;
-        self.trace.asked(now, trace::Id::Path(id), request.caller, question, now);
+    fn ask_for_path(&mut self, now: Instant, request: paths::Request) {
+        let paths::Request { id, caller, question, .. } = request;
+        self.trace.asked(now, trace::Id::Path(id), caller, question, now);
         self.requests.handle_input(now, requests::Input::Path(request));
     }
 

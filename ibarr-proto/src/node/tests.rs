@@ -62,7 +62,7 @@ fn fresh_question_asks_the_peer_whose_answer_is_remembered() {
     let mut rig = Rig::new();
     for (n, its_gid) in ["fe80::9", "fe80::a"].into_iter().enumerate() {
         let request = rig.request(n as u64, "10.2.0.5", None);
-        rig.tell(Input::Resolve(request.fresh()));
+        rig.tell(Input::Resolve(request.with(Freshness::Fresh)));
         rig.drain();
         rig.route("10.2.0.5", None, Some((2, "10.1.0.254")));
         assert_eq!(rig.sent(), "10.2.0.5 by any");
@@ -76,7 +76,7 @@ fn fresh_question_asks_the_peer_whose_answer_is_remembered() {
     assert_eq!(rig.answered(), [(7, outcome)]);
 
     let request = rig.request(8, "10.1.0.1", None);
-    rig.tell(Input::Resolve(request.fresh()));
+    rig.tell(Input::Resolve(request.with(Freshness::Fresh)));
     rig.drain();
     let own = Outcome::Found { gid: gid("fe80::1"), source: Source::Local };
     assert_eq!(rig.answered(), [(8, own)]);

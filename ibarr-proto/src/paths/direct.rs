@@ -30,7 +30,7 @@ impl Direct {
 
 impl Paths {
     pub(super) fn ask_directly(&mut self, now: Instant, request: &Request, query: PathQuery) {
-        let &Request { id, port, rank, deadline, .. } = request;
+        let &Request { id, port, deadline, .. } = request;
         self.advance(now);
         self.counters.count(Counter::Requests);
         let (index, can_ask) = match self.ports.by_name(&port) {
@@ -46,7 +46,7 @@ impl Paths {
         let question_id = self.next_id();
         self.direct.0.insert(question_id, (id, query));
         let question = Question::Known(query);
-        self.ask_sa(question_id, index, question, rank, deadline);
+        self.ask_sa(question_id, index, question, request.rank(), deadline);
         self.settle();
     }
 

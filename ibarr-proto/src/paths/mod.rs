@@ -59,6 +59,7 @@ use self::ports::{BEFORE, Change, Port, Ports};
 use self::snapshot::{Restored, Restoring, Snapshot, Step, Verdict, Walk};
 use crate::counters::Counters;
 use crate::hash::Seeded;
+use crate::request::Freshness;
 pub use crate::request::RequestId;
 use crate::retry::Jitter;
 use crate::sa::{self, Client, PortIndex, QuestionId, Rank};
@@ -231,32 +232,27 @@ impl Paths {
     /// remembered, at the latest at the deadline.
     pub fn resolve(&mut self, now: Instant, request: Request) {
         match request.question {
-            Search::Path(question) => self.resolve_from(now, &request, question, Self::recall),
-            // A question in flight is joined.
-            Search::Fresh(question) => {
-                self.resolve_from(now, &request, question, |_, _| Memory::Nothing);
-            }
+            Search::Path(question) => self.resolve_question(now, &request, question),
             Search::Known(query) => self.ask_directly(now, &request, query),
         }
     }
 
-    fn resolve_from(
-        &mut self,
-        now: Instant,
-        request: &Request,
-        question: PathQuestion,
-        recall: impl Fn(&Self, &Key) -> Memory,
-    ) {
+    fn resolve_question(&mut self, now: Instant, request: &Request, question: PathQuestion) {
         self.advance(now);
         self.counters.count(Counter::Requests);
-        let &Request { id, rank, deadline, .. } = request;
+        let &Request { id, freshness, deadline, .. } = request;
+        let rank = request.rank();
         let (index, key, question) = match self.key(&request.port, question) {
             Ok(found) => found,
             Err(outcome) => return self.answer(None, id, rank, outcome),
         };
         let is_under_way = self.by_key.contains_key(&key);
         self.note_asked_again(&key);
-        let doubted = match recall(self, &key) {
+        let memory = match freshness {
+            Freshness::Fresh => Memory::Nothing,
+            Freshness::Any | Freshness::Memory => self.recall(&key),
+        };
+        let doubted = match memory {
             Memory::Sure(remembered) => {
                 let outcome = self.given(key, question, &remembered);
                 return self.answer(Some(index), id, rank, outcome);

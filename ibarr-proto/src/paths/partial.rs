@@ -24,7 +24,7 @@ pub struct Partial {
     /// If `None`, the first one that can ask.
     pub port: Option<PortName>,
     pub pkey: Option<PKeyNumber>,
-    /// Whether the SA is asked even if its answer is remembered.
+    /// Whether [`Freshness::Fresh`](crate::request::Freshness::Fresh) is asked for, or any.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "core::ops::Not::not"))]
     pub fresh: bool,
 }

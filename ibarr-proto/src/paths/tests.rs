@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use rand_chacha::ChaCha12Rng;
 
 use super::*;
-use crate::request::UserRequest;
+use crate::request::{Caller, UserRequest};
 
 pub(super) const PORT: PortIndex = PortIndex(0);
 const WAIT: Duration = Duration::from_millis(1_600);
@@ -138,7 +138,14 @@ impl Rig {
         let deadline = self.now + WAIT;
         self.paths.resolve(
             self.now,
-            Request { id, port: name(1), question: question.into(), rank: Rank::Kernel, deadline },
+            Request {
+                id,
+                port: name(1),
+                question: question.into(),
+                caller: Caller::Kernel,
+                freshness: Freshness::Any,
+                deadline,
+            },
         );
         self.drain();
         id
@@ -459,7 +466,14 @@ fn device_names_are_compared_as_a_whole() {
     let id = RequestId::User(UserRequest::Control(1));
     rig.paths.resolve(
         rig.now,
-        Request { id, port, question: question(1).into(), rank: Rank::Kernel, deadline },
+        Request {
+            id,
+            port,
+            question: question(1).into(),
+            caller: Caller::Kernel,
+            freshness: Freshness::Any,
+            deadline,
+        },
     );
     assert_eq!(rig.answered()[0].outcome, Outcome::UnknownPort);
 }
@@ -752,7 +766,7 @@ proptest! {
                     let deadline = rig.now + ms(wait.into());
                     let reversible = n % 2 == 0;
                     let question = PathQuestion { reversible, ..question(n.into()) };
-                    rig.paths.resolve(rig.now, Request { id, port: name(1), question: question.into(), rank: Rank::Kernel, deadline });
+                    rig.paths.resolve(rig.now, Request { id, port: name(1), question: question.into(), caller: Caller::Kernel, freshness: Freshness::Any, deadline });
                     waiting.insert(id, (n, deadline));
                 }
                 Op::Answer { which, how } if !rig.sent.is_empty() => {

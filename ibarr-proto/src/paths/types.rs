@@ -15,7 +15,8 @@ use ibarr_common::ib::{
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
-use crate::request::RequestId;
+use crate::places::User;
+use crate::request::{Caller, Freshness, RequestId, UserRequest};
 use crate::sa::{self, PortIndex, Rank};
 
 /// Configuration and bounds.
@@ -216,13 +217,32 @@ impl PortFacts {
 pub struct Request {
     /// Repeated in the answer.
     pub id: RequestId,
+    pub caller: Caller,
     /// The source port of the path.
     pub port: PortName,
     pub question: Search,
-    /// Whether the kernel asks.
-    pub rank: Rank,
+    /// Of a question whose answer is remembered.
+    pub freshness: Freshness,
     /// When the caller stops waiting.
     pub deadline: Instant,
+}
+
+impl Request {
+    /// A user of this node asks.
+    pub fn of_user(
+        id: UserRequest,
+        user: User,
+        port: PortName,
+        question: impl Into<Search>,
+        deadline: Instant,
+    ) -> Self {
+        let (caller, id, question) = (id.caller(user), RequestId::User(id), question.into());
+        Self { id, caller, port, question, freshness: Freshness::Any, deadline }
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        if self.caller.is_kernel() { Rank::Kernel } else { Rank::Other }
+    }
 }
 
 /// What a request for a path asks.
@@ -230,8 +250,6 @@ pub struct Request {
 pub enum Search {
     /// Its answer is remembered.
     Path(PathQuestion),
-    /// The same, but the SA is asked even if its answer is remembered.
-    Fresh(PathQuestion),
     /// The SA is asked each time. Which answers it would give to other questions is for the SA to say: a port
     /// has several LIDs, and a LID several GIDs.
     Known(PathQuery),

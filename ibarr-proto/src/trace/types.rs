@@ -351,7 +351,7 @@ impl From<PathQuery> for Subject {
 impl From<Search> for Subject {
     fn from(sought: Search) -> Self {
         match sought {
-            Search::Path(question) | Search::Fresh(question) => question.into(),
+            Search::Path(question) => question.into(),
             Search::Known(query) => query.into(),
         }
     }

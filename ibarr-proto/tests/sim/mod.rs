@@ -23,7 +23,7 @@ use ibarr_proto::ip2gid::client::{
 };
 use ibarr_proto::ip2gid::server::{Local, Received, Server};
 use ibarr_proto::ip2gid::{Prefixes, Question};
-use ibarr_proto::request::UserRequest;
+use ibarr_proto::request::{Caller, Freshness, UserRequest};
 use ibarr_proto::retry::below;
 use rand_chacha::ChaCha12Rng;
 use rand_core::{Rng, SeedableRng};
@@ -174,8 +174,8 @@ impl Sim {
         let id = RequestId::User(UserRequest::Control(self.nodes[node].requests));
         self.nodes[node].requests += 1;
         let (asked_at, deadline) = (self.now, self.now + patience);
-        let (heeds_hints, is_fresh) = (false, false);
-        let request = Request { id, question, asked_at, deadline, heeds_hints, is_fresh };
+        let (caller, freshness) = (Caller::Kernel, Freshness::Any);
+        let request = Request { id, caller, question, asked_at, deadline, freshness };
         self.input(node, Input::Resolve(request));
         id
     }

@@ -17,8 +17,8 @@ use ibarr_proto::paths;
 use ibarr_proto::paths::{
     Input, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
 };
-use ibarr_proto::request::UserRequest;
-use ibarr_proto::sa::{Counter, PortIndex, Rank, Transmit};
+use ibarr_proto::request::{Caller, Freshness, UserRequest};
+use ibarr_proto::sa::{Counter, PortIndex, Transmit};
 
 use super::sa::{Sa, Verdict};
 use super::{CONNECTIONS, Event, Hearing, KEPT, Plan, Second, stays};
@@ -224,7 +224,8 @@ impl Cluster {
             id,
             port: name(),
             question: question.into(),
-            rank: Rank::Kernel,
+            caller: Caller::Kernel,
+            freshness: Freshness::Any,
             deadline,
         };
         this.paths.resolve(self.now, request);

@@ -17,7 +17,7 @@ use ibarr_proto::ip2gid::Question;
 use ibarr_proto::node::Input;
 use ibarr_proto::paths;
 use ibarr_proto::request::{Outcome, UserRequest};
-use ibarr_proto::requests::{AddressRequest, PathRequest};
+use ibarr_proto::requests::AddressRequest;
 use ibarr_proto::shares::{PAUSE, User};
 
 use super::World;
@@ -58,7 +58,7 @@ impl World {
                 service_id: None,
                 qos_class: None,
             };
-            let request = PathRequest::of_user(request, USER, name(), question, deadline);
+            let request = paths::Request::of_user(request, USER, name(), question, deadline);
             daemon.core.handle_input(now, Input::ResolvePath(request));
         }
     }

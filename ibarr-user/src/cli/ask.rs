@@ -6,10 +6,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ibarr_proto::paths;
+use ibarr_proto::request::Freshness;
 
 use super::{Daemon, Exit, print};
 use crate::control::messages::{
-    Answer, Body, CacheEntry, Failure, FailureKind, Lookup, Millis, Request, Target,
+    Answer, Body, CacheEntry, Failure, FailureKind, Millis, Request, Target,
 };
 use crate::process::RUN_DIR;
 
@@ -111,7 +112,7 @@ pub(super) fn paths(daemon: &Daemon) -> Exit {
 
 pub(super) fn one(
     target: Target,
-    lookup: Lookup,
+    lookup: Freshness,
     timeout: Option<Duration>,
     ask: impl FnOnce(&Request) -> Result<Body, Failure>,
 ) -> Result<Answer, Failure> {

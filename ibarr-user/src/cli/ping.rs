@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
-use ibarr_proto::request;
+use ibarr_proto::request::{self, Freshness};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
@@ -17,9 +17,7 @@ use super::targets::{self, Destination, Found};
 use super::times::Tally;
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
-use crate::control::messages::{
-    Answer, Body, Failure, FailureKind, Lookup, Pinged, Resolved, Target,
-};
+use crate::control::messages::{Answer, Body, Failure, FailureKind, Pinged, Resolved, Target};
 
 #[derive(Args, Debug)]
 pub(super) struct PingArgs {
@@ -170,7 +168,7 @@ impl Rounds<'_> {
 }
 
 fn ask_peer(daemon: &Daemon, target: Target, timeout: Duration) -> Result<Answer, Failure> {
-    let answer = ask::one(target, Lookup::Peer, Some(timeout), |request| daemon.ask(request))?;
+    let answer = ask::one(target, Freshness::Fresh, Some(timeout), |request| daemon.ask(request))?;
     Ok(match answer.source {
         // The kernel's entry answers for a peer that does not.
         Some(request::Source::Neighbour) => {

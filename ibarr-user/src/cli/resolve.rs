@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use ibarr_proto::ip2gid::Family;
+use ibarr_proto::request::Freshness;
 use ibarr_proto::{paths, request};
 
 use super::source::Source;
@@ -23,8 +24,7 @@ use super::verify::{self, Neighbours};
 use super::{Daemon, Exit, ask, print};
 use crate::control::client::Connection;
 use crate::control::messages::{
-    Answer, Body, Elapsed, Failure, Lookup, PathAnswer, PathHops, Request, Resolved, Summary,
-    UnknownName,
+    Answer, Body, Elapsed, Failure, PathAnswer, PathHops, Request, Resolved, Summary, UnknownName,
 };
 
 #[derive(Args, Debug)]
@@ -108,7 +108,7 @@ pub(super) fn run(args: &ResolveArgs) -> Exit {
 /// The destinations, and how to ask for them.
 struct Job<'a> {
     args: &'a ResolveArgs,
-    lookup: Lookup,
+    lookup: Freshness,
     destinations: Vec<Destination>,
     source: Source,
     neighbours: Neighbours,
@@ -129,9 +129,9 @@ impl<'a> Job<'a> {
             None => Source::default(),
         };
         let lookup = match args.lookup {
-            LookupArgs { cached: true, .. } => Lookup::Memory,
-            LookupArgs { fresh: true, .. } => Lookup::Peer,
-            LookupArgs { .. } => Lookup::Any,
+            LookupArgs { cached: true, .. } => Freshness::Memory,
+            LookupArgs { fresh: true, .. } => Freshness::Fresh,
+            LookupArgs { .. } => Freshness::Any,
         };
         let neighbours = if args.verify { Neighbours::read() } else { Neighbours::default() };
         Ok(Self { args, lookup, destinations, source, neighbours })

@@ -8,6 +8,7 @@ use std::time::Duration;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
 use ibarr_proto::local_view::neighbours::Entry;
+use ibarr_proto::request::Freshness;
 use ibarr_proto::{paths, request};
 use nix::net::if_::if_indextoname;
 
@@ -15,7 +16,7 @@ use super::ask;
 use super::source::Source;
 use crate::control::client::Connection;
 use crate::control::messages::{
-    Answer, Failure, FailureKind, Lookup, Mismatch, MismatchWith, PathAnswer, Resolved, Target,
+    Answer, Failure, FailureKind, Mismatch, MismatchWith, PathAnswer, Resolved, Target,
 };
 use crate::transport::rtnetlink;
 
@@ -68,7 +69,7 @@ pub(super) fn verify(
     if resolved.answer.source == Some(request::Source::Cache) {
         let timeout = Some(against.timeout);
         let now =
-            ask::one(target, Lookup::Peer, timeout, |request| connection.ask(request, |_| ()))?;
+            ask::one(target, Freshness::Fresh, timeout, |request| connection.ask(request, |_| ()))?;
         mismatches.extend(of_peer(gid, &now));
     }
     mismatches.extend(against.neighbours.contradict(target, gid));

@@ -59,20 +59,6 @@ impl FromStr for Target {
     }
 }
 
-ibarr_common::words! {
-    /// Where an answer may come from.
-    #[derive(Default)]
-    Lookup {
-        /// The daemon's memory, or else the peer.
-        #[default]
-        Any = "any",
-        /// The daemon's memory alone; nothing is asked.
-        Memory = "memory",
-        /// The peer alone, even if its answer is remembered.
-        Peer = "peer",
-    }
-}
-
 /// The outcome for one address.
 #[skip_serializing_none]
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]

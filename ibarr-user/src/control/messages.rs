@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::paths::Partial;
+use ibarr_proto::request::Freshness;
 use ibarr_proto::trace::{Event, Filter};
 use serde::{Deserialize, Serialize};
 use serde_with_macros::skip_serializing_none;
@@ -39,7 +40,7 @@ pub enum Request {
         timeout_ms: Option<Millis>,
         /// Where the answers may come from.
         #[serde(default, skip_serializing_if = "is_default")]
-        lookup: Lookup,
+        lookup: Freshness,
         /// Whether each answer also comes alone, as soon as it is there, as [`Body::Answer`].
         #[serde(default, skip_serializing_if = "is_default")]
         each: bool,
@@ -488,7 +489,7 @@ mod tests {
         [
             at(".ask", variants::<Request>(json!({ "ask": "?" }))),
             // The first word is the default, which is not written.
-            at(".lookup", &Lookup::ALL[1..]),
+            at(".lookup", &Freshness::ALL[1..]),
             at(".form", &variants::<MetricsForm>(json!("?"))[1..]),
             at(".only", variants::<Filter>(json!("?"))),
             at(".error.kind", variants::<FailureKind>(json!("?"))),

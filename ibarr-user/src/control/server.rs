@@ -417,8 +417,10 @@ async fn write_line(write: &mut WriteHalf<'_>, response: &Response) -> io::Resul
 mod tests {
     use std::net::IpAddr;
 
+    use ibarr_proto::request::Freshness;
+
     use super::*;
-    use crate::control::messages::{Body, Lookup, Target};
+    use crate::control::messages::{Body, Target};
 
     /// Who runs no tests.
     const OTHER: Peer = Peer { uid: 3_999_999_999, gid: 3_999_999_999 };
@@ -480,7 +482,7 @@ mod tests {
             let timeout_ms = timeout.map(|ms| Duration::from_millis(ms).into());
             let target = Target::from(IpAddr::from([10, 0, 0, 1]));
             let addresses = vec![target; addresses];
-            let (lookup, each) = (Lookup::Any, false);
+            let (lookup, each) = (Freshness::Any, false);
             serde_json::to_vec(&Request::Resolve { addresses, timeout_ms, lookup, each }).unwrap()
         };
         assert!(parse(&resolve(256, Some(60_000)), true).is_ok());

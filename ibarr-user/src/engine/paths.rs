@@ -9,9 +9,8 @@ use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
 use ibarr_proto::node::{self, Node};
-use ibarr_proto::paths::{self, Chosen, Outcome, Partial, Search};
-use ibarr_proto::request::UserRequest;
-use ibarr_proto::requests;
+use ibarr_proto::paths::{self, Chosen, Outcome, Partial};
+use ibarr_proto::request::{Freshness, UserRequest};
 use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
 
@@ -58,10 +57,10 @@ impl PathAsks {
         let id = UserRequest::Control(self.last);
         let Chosen { port, question, .. } = chosen;
         self.pending.insert(id, Asked { at: now, chosen, to });
-        let question = if request.fresh { Search::Fresh(question) } else { question.into() };
         let deadline = now + DEADLINE;
-        let request = requests::PathRequest::of_user(id, user, port, question, deadline);
-        node.handle_input(now, node::Input::ResolvePath(request));
+        let freshness = if request.fresh { Freshness::Fresh } else { Freshness::Any };
+        let request = paths::Request::of_user(id, user, port, question, deadline);
+        node.handle_input(now, node::Input::ResolvePath(paths::Request { freshness, ..request }));
     }
 
     pub(super) fn answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::{self, Question};
 use ibarr_proto::node;
-use ibarr_proto::request::{Outcome, UserRequest};
+use ibarr_proto::request::{Freshness, Outcome, UserRequest};
 use ibarr_proto::requests::AddressRequest;
 use ibarr_proto::shares::User;
 use tracing::info;
@@ -18,7 +18,7 @@ use super::pages::{Asked, Pages};
 use super::paths::PathAsks;
 use super::trace::Tracers;
 use super::{Engine, log};
-use crate::control::messages::{Body, Failure, FailureKind, Lookup, Request, Response, Target};
+use crate::control::messages::{Body, Failure, FailureKind, Request, Response, Target};
 use crate::control::server::Ask;
 
 /// Requests without an answer yet.
@@ -94,7 +94,7 @@ impl Engine {
         now: Instant,
         user: User,
         requests: Vec<(UserRequest, Target)>,
-        lookup: Lookup,
+        freshness: Freshness,
         deadline: Instant,
     ) {
         for (id, Target { ip, scope }) in requests {
@@ -102,18 +102,13 @@ impl Engine {
                 self.users.addresses.answered(now, id, Some(Outcome::NotFound));
                 continue;
             };
-            let is_fresh = match lookup {
-                Lookup::Any => false,
-                Lookup::Peer => true,
-                Lookup::Memory => {
-                    let remembered = self.node.lookup(now, question);
-                    self.users.addresses.answered(now, id, remembered);
-                    continue;
-                }
-            };
+            if freshness == Freshness::Memory {
+                let remembered = self.node.lookup(now, question);
+                self.users.addresses.answered(now, id, remembered);
+                continue;
+            }
             let request = AddressRequest::of_user(id, user, question, deadline);
-            let request = if is_fresh { request.fresh() } else { request };
-            self.node.handle_input(now, node::Input::Resolve(request));
+            self.node.handle_input(now, node::Input::Resolve(request.with(freshness)));
         }
     }
 }

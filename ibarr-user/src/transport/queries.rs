@@ -257,7 +257,7 @@ mod tests {
     use ibarr_proto::ip2gid::client::{
         Client, Config, Input, Output, Request, RequestId, Route, SocketEvent,
     };
-    use ibarr_proto::request::UserRequest;
+    use ibarr_proto::request::{Caller, Freshness, UserRequest};
     use rand_chacha::ChaCha12Rng;
     use rand_core::SeedableRng as _;
 
@@ -270,10 +270,8 @@ mod tests {
         let question = Question::new(target, None).unwrap();
         let (now, ifindex) = (Instant::from_nanos(1), IfIndex::MIN);
         let (id, deadline) = (RequestId::User(UserRequest::Control(1)), Instant::from_nanos(2));
-        let heeds_hints = true;
-        let (asked_at, is_fresh) = (now, false);
-        let asked =
-            Input::Resolve(Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
+        let (caller, asked_at, freshness) = (Caller::Kernel, now, Freshness::Any);
+        let asked = Input::Resolve(Request { id, caller, question, asked_at, deadline, freshness });
         let route = Some(Route { ifindex, next_hop: target });
         for input in [asked, Input::Route { candidate: question.into(), route }] {
             client.handle_input(now, input);

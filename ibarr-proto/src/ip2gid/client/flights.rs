@@ -17,6 +17,7 @@ use super::super::Question;
 use super::types::{Domain, Way};
 use super::{Candidate, Request, RequestId, Route, SocketId};
 use crate::hash::Seeded;
+use crate::request::{Caller, Freshness};
 use crate::retry::{Schedule, part};
 
 /// The flights, by each of their keys. No two have the same question or msg_id, and each request
@@ -103,7 +104,7 @@ impl Flights {
 
     /// Makes `request` wait for `flight` until its deadline.
     pub(super) fn wait(&mut self, flight: FlightId, request: &Request) -> Result<(), Full> {
-        let &Request { id: request, asked_at, deadline, heeds_hints, is_fresh, .. } = request;
+        let &Request { id: request, caller, asked_at, deadline, freshness, .. } = request;
         if self.by_request.len() >= self.limits.waiters {
             return Err(Full::Waiters);
         }
@@ -113,14 +114,14 @@ impl Flights {
         }
         // The request that starts a flight does not count as joining it.
         waited_for.is_joined |= waited_for.is_refresh || !waited_for.waiters.is_empty();
-        waited_for.is_of_kernel |= !heeds_hints;
+        waited_for.is_of_kernel |= caller.is_kernel();
         waited_for.waiters.insert((deadline, request));
         if asked_at > waited_for.newest {
             self.by_newest.remove(&(waited_for.newest, flight));
             self.by_newest.insert((asked_at, flight));
             waited_for.newest = asked_at;
         }
-        self.by_request.insert(request, Waiter { flight, deadline, heeds_hints, is_fresh });
+        self.by_request.insert(request, Waiter { flight, deadline, caller, freshness });
         Ok(())
     }
 
@@ -424,8 +425,8 @@ const SLOWEST: Duration = Duration::from_secs(1);
 pub(super) struct Waiter {
     flight: FlightId,
     deadline: Instant,
-    pub(super) heeds_hints: bool,
-    pub(super) is_fresh: bool,
+    pub(super) caller: Caller,
+    pub(super) freshness: Freshness,
 }
 
 #[cfg(test)]
@@ -437,6 +438,7 @@ mod tests {
     use rand_core::SeedableRng;
 
     use super::*;
+    use crate::places::User;
     use crate::request::UserRequest;
 
     const LIMITS: Limits = Limits { flights: 4, waiters_per_flight: 3, waiters: 6 };
@@ -494,16 +496,18 @@ mod tests {
                             Ok(())
                         };
                         let (id, question, asked_at) = (row.id, row.question, now);
-                        let (heeds_hints, is_fresh) = (n.is_multiple_of(2), false);
+                        let is_user = n.is_multiple_of(2);
+                        let caller =
+                            if is_user { Caller::Control(User(0)) } else { Caller::Kernel };
                         let waiting = Request {
                             id: request,
+                            caller,
                             question,
                             asked_at,
                             deadline,
-                            heeds_hints,
-                            is_fresh,
+                            freshness: Freshness::Any,
                         };
-                        if heeds_hints && expected.is_ok() {
+                        if is_user && expected.is_ok() {
                             users.insert(request);
                         }
                         prop_assert_eq!(flights.wait(id, &waiting), expected);
@@ -527,7 +531,7 @@ mod tests {
                         row.waiters = rest;
                         let ended: Vec<_> = ended;
                         let ended: Vec<_> = ended.into_iter().map(|(_, request)| request).collect();
-                        prop_assert_eq!(flights.take(row.id, |it| it.heeds_hints), ended);
+                        prop_assert_eq!(flights.take(row.id, |it| !it.caller.is_kernel()), ended);
                     }
                     (4, Some(chosen)) => {
                         let row = &mut model[chosen];

@@ -11,6 +11,7 @@ use ibarr_common::ib::{Gid, SubnetPrefix};
 use super::super::Question;
 use super::flights::FlightId;
 use super::{Cached, Client, Counter, Learned, Outcome, Settings, Source, outcome};
+use crate::request::{Caller, Freshness};
 
 impl Client {
     /// A port of this node has another subnet prefix: `before` is no longer the prefix of its
@@ -41,21 +42,16 @@ impl Client {
 
     /// The remembered answer, if it is fresh: a caller may have it although the peer is not asked.
     /// In the second half of that time the peer is asked behind the answer, so that a caller that
-    /// asks again and again never waits. A caller that `heeds_hints` is given what the kernel's
+    /// asks again and again never waits. A user is given what the kernel's
     /// neighbour entry said, too.
-    pub fn recall(
-        &mut self,
-        now: Instant,
-        question: Question,
-        heeds_hints: bool,
-    ) -> Option<Cached> {
+    pub fn recall(&mut self, now: Instant, question: Question, caller: Caller) -> Option<Cached> {
         self.advance(now);
         let mut cached = self.cache.peek(question).filter(|cached| self.is_fresh(cached));
         if cached.is_some_and(|cached| self.old_prefixes.doubts(&cached)) {
             self.counters.count(Counter::Doubted);
             cached = None;
         }
-        if cached.is_none() && heeds_hints {
+        if cached.is_none() && !caller.is_kernel() {
             let known = self.lookup_neighbour(self.now, question);
             cached = known.filter(|cached| self.is_fresh(cached));
         }
@@ -101,7 +97,7 @@ impl Client {
         let Some(question) = self.flights.flight(id).map(|flight| flight.question) else { return };
         let remembered = self.lookup(self.now, question);
         if let Some(cached) = remembered.filter(|cached| cached.gid.is_some()) {
-            for request in self.flights.take(id, |waiter| !waiter.is_fresh) {
+            for request in self.flights.take(id, |waiter| waiter.freshness != Freshness::Fresh) {
                 self.counters.count(Counter::CacheHits);
                 self.answer(request, outcome(cached.gid, Source::Cache));
             }

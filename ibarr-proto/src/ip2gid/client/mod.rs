@@ -64,6 +64,7 @@ use self::types::Way;
 use super::{Question, is_link_local};
 use crate::counters::Counters;
 use crate::hash::Seeded;
+use crate::request::Freshness;
 use crate::retry::random;
 use crate::timer::Timers;
 
@@ -152,7 +153,9 @@ impl Client {
     pub fn handle_input(&mut self, now: Instant, input: Input<'_>) {
         self.advance(now);
         match input {
-            Input::Resolve(request) if request.is_fresh => self.ask_peer(&request),
+            Input::Resolve(request) if request.freshness == Freshness::Fresh => {
+                self.ask_peer(&request);
+            }
             Input::Resolve(request) => self.resolve(&request),
             Input::Cancel { id } => self.cancel(id),
             Input::Route { candidate, route } => self.route(candidate, route),
@@ -283,9 +286,9 @@ impl Client {
     }
 
     fn resolve(&mut self, request: &Request) {
-        let &Request { id, question, heeds_hints, .. } = request;
+        let &Request { id, caller, question, .. } = request;
         if !self.flights.is_waiting(id) {
-            if let Some(cached) = self.recall(self.now, question, heeds_hints) {
+            if let Some(cached) = self.recall(self.now, question, caller) {
                 self.counters.count(Counter::Requests);
                 self.counters.count(Counter::CacheHits);
                 return self.answer(id, cached.into());

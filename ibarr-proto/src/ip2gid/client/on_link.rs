@@ -113,7 +113,7 @@ impl Client {
 
     /// Answers the requests of a flight that end on a hint.
     pub(super) fn answer_hinted(&mut self, id: FlightId, outcome: Outcome) {
-        for request in self.flights.take(id, |waiter| waiter.heeds_hints) {
+        for request in self.flights.take(id, |waiter| !waiter.caller.is_kernel()) {
             self.answer(request, outcome);
         }
         self.set_timer(id);

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use self::rig::{Rig, gid, ib0, ms, peer, question, secs, via};
 use super::super::Family;
 use super::*;
-use crate::request::UserRequest;
+use crate::request::{Caller, Freshness, UserRequest};
 
 #[test]
 fn question_goes_from_route_to_socket_to_wire_to_answer() {
@@ -385,8 +385,8 @@ fn full_flights_make_room_for_a_newer_question_after_a_second() {
     let again = RequestId::User(UserRequest::Control(90));
     let early = Instant::BOOT + secs(1000);
     let (question, asked_at) = (question(1), early);
-    let (id, heeds_hints, is_fresh) = (again, false, false);
-    rig.put(Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
+    let (id, caller, freshness) = (again, Caller::Kernel, Freshness::Any);
+    rig.put(Request { id, caller, question, asked_at, deadline, freshness });
     assert_eq!(rig.answers[&again].1, Outcome::Overloaded);
     assert_eq!(rig.count(Counter::GaveWay), 1);
     rig.run(secs(30));
@@ -840,8 +840,8 @@ fn request_with_the_number_of_a_waiting_one_is_ignored() {
     let mut rig = Rig::new(Settings::default());
     let id = rig.resolve(5);
     let (question, asked_at, deadline) = (question(6), rig.now, rig.now + secs(3));
-    let (heeds_hints, is_fresh) = (false, false);
-    rig.put(Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
+    let (caller, freshness) = (Caller::Kernel, Freshness::Any);
+    rig.put(Request { id, caller, question, asked_at, deadline, freshness });
     assert_eq!(rig.count(Counter::RepeatedRequest), 1);
     assert_eq!(rig.client.load().flights, 1);
     rig.reply(0, Some(gid(5)));
@@ -1006,8 +1006,8 @@ fn counters_of_requests_add_up() {
     rig.input(Input::Cancel { id: RequestId::User(UserRequest::Control(3)) });
     let (asked_at, deadline) = (rig.now, rig.now + secs(3));
     let (id, question) = (RequestId::User(UserRequest::Control(4)), question(1));
-    let (heeds_hints, is_fresh) = (false, false);
-    rig.put(Request { id, question, asked_at, deadline, heeds_hints, is_fresh });
+    let (caller, freshness) = (Caller::Kernel, Freshness::Any);
+    rig.put(Request { id, caller, question, asked_at, deadline, freshness });
     rig.run(secs(10));
     assert_ends_add_up(&rig.client);
     assert_eq!(rig.count(Counter::Overloaded), 6);

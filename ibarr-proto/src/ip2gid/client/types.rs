@@ -12,7 +12,7 @@ use ibarr_common::{IfIndex, Instant};
 
 use super::super::{Family, Question};
 use super::{SocketId, mirror};
-use crate::request::{Outcome, RequestId};
+use crate::request::{Caller, Freshness, Outcome, RequestId};
 
 /// The route that the kernel has for an address.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -81,15 +81,14 @@ pub(super) struct Domain {
 pub struct Request {
     /// Repeated in the answer.
     pub id: RequestId,
+    /// [`Input::Refused`] or [`Input::Neighbour`] ends what a user asks. For the kernel the client continues to ask.
+    pub caller: Caller,
     pub question: Question,
     /// When the caller asked; earlier than now if the request was refused meanwhile. Under load the oldest gives way.
     pub asked_at: Instant,
     /// When the caller stops waiting.
     pub deadline: Instant,
-    /// Whether [`Input::Refused`] or [`Input::Neighbour`] ends the request. Otherwise the client continues to ask.
-    pub heeds_hints: bool,
-    /// Whether the peer is asked even if its answer is remembered. A question in flight is joined.
-    pub is_fresh: bool,
+    pub freshness: Freshness,
 }
 
 /// An input of the client.

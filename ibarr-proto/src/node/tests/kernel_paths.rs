@@ -9,7 +9,7 @@ use ibarr_common::wire::sa::{self as wire, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
 use super::*;
-use crate::paths::{PortFacts, PortName, Search};
+use crate::paths::{PortFacts, PortName};
 use crate::sa::PortIndex;
 
 const PORT: PortIndex = PortIndex(3);
@@ -255,7 +255,7 @@ fn users_requests_are_separate_from_the_kernels() {
     let asked = rig.sa(path(0));
     let deadline = rig.now + Duration::from_secs(1);
     let id = UserRequest::Control(0);
-    let request = PathRequest::of_user(id, User(7), port(), asked[0], deadline);
+    let request = paths::Request::of_user(id, User(7), port(), asked[0], deadline);
     rig.tell(Input::ResolvePath(request));
     let outcome =
         paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Cache };
@@ -264,9 +264,8 @@ fn users_requests_are_separate_from_the_kernels() {
     assert_eq!(rig.told_paths().len(), 1);
 
     // Past the cache.
-    let question = Search::Fresh(asked[0]);
-    let request = PathRequest::of_user(id, User(7), port(), question, deadline);
-    rig.tell(Input::ResolvePath(request));
+    let freshness = Freshness::Fresh;
+    rig.tell(Input::ResolvePath(paths::Request { freshness, ..request }));
     assert_eq!(rig.node.outputs.pop_front(), None);
     assert_eq!(rig.sa(path(0)), asked);
     let outcome = paths::Outcome::Found { record: record(&asked[0], 0), source: paths::Source::Sa };
@@ -281,7 +280,7 @@ fn remembered_paths_cost_a_user_nothing_of_its_share() {
     let deadline = rig.now + Duration::from_secs(1);
     for n in 0..10 * u64::from(PATHS.burst) {
         let id = UserRequest::Control(n);
-        let request = PathRequest::of_user(id, User(7), port(), question, deadline);
+        let request = paths::Request::of_user(id, User(7), port(), question, deadline);
         rig.tell(Input::ResolvePath(request));
         let answered = rig.node.outputs.pop_front();
         assert!(matches!(answered, Some(Output::PathAnswered { id: of, .. }) if of == id));
@@ -299,7 +298,7 @@ fn user_with_many_path_requests_is_held_to_its_rate() {
         let dgid = gid(&format!("fec0:0:22:2::{id:x}"));
         let question = PathQuestion { dgid, ..of_kernel };
         let id = UserRequest::Control(id.into());
-        let request = PathRequest::of_user(id, User(7), port(), question, deadline);
+        let request = paths::Request::of_user(id, User(7), port(), question, deadline);
         rig.tell(Input::ResolvePath(request));
     }
     let mut asked = 0;

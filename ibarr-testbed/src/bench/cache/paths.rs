@@ -13,7 +13,7 @@ use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
     self as core, Answered, Config, Input, Outcome, PortFacts, PortName, Request, RequestId, Source,
 };
-use ibarr_proto::request::UserRequest;
+use ibarr_proto::request::{Caller, Freshness, UserRequest};
 use ibarr_proto::sa::{self, PortIndex};
 use rand_chacha::ChaCha12Rng;
 
@@ -90,7 +90,8 @@ impl Paths {
             id: RequestId::User(UserRequest::Control(0)),
             port: self.port,
             question: question.into(),
-            rank: sa::Rank::Kernel,
+            caller: Caller::Kernel,
+            freshness: Freshness::Any,
             deadline,
         }
     }

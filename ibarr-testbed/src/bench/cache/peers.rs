@@ -14,7 +14,7 @@ use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
     Client, Config, Input, Output, Request, RequestId, Route, Settings, SocketEvent,
 };
-use ibarr_proto::request::UserRequest;
+use ibarr_proto::request::{Caller, Freshness, UserRequest};
 use rand_chacha::ChaCha12Rng;
 
 use super::Memory;
@@ -50,7 +50,7 @@ impl Memory for Peers {
     }
 
     fn knows(&mut self, question: Question) -> bool {
-        self.0.recall(LATER, question, false).is_some()
+        self.0.recall(LATER, question, Caller::Kernel).is_some()
     }
 }
 
@@ -59,11 +59,11 @@ fn answer(client: &mut Client, question: Question) -> Result<()> {
     let (id, deadline) = (RequestId::User(UserRequest::Control(0)), START + Duration::from_secs(3));
     let input = Input::Resolve(Request {
         id,
+        caller: Caller::Kernel,
         question,
         asked_at: START,
         deadline,
-        heeds_hints: false,
-        is_fresh: false,
+        freshness: Freshness::Any,
     });
     client.handle_input(START, input);
     let gateway = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254));

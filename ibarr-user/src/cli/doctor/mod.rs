@@ -12,15 +12,14 @@ use std::path::Path;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::PORT;
 use ibarr_proto::paths::Partial;
-use ibarr_proto::request;
+use ibarr_proto::request::{self, Freshness};
 
 use super::targets::{Destination, Found};
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
 use crate::control::messages::{
-    Answer, Body, Check, CheckState, Failure, Lookup, PathAnswer, PortStatus, Request, Status,
-    Target,
+    Answer, Body, Check, CheckState, Failure, PathAnswer, PortStatus, Request, Status, Target,
 };
 use crate::transport::ports::Dirs;
 use crate::transport::rtnetlink;
@@ -68,7 +67,7 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
         Peer::Gid(gid) => gid,
         Peer::Ip(destination) => {
             let Some(target) = address(report, dirs, &destination) else { return };
-            let answer = match resolve(daemon, target, Lookup::Any) {
+            let answer = match resolve(daemon, target, Freshness::Any) {
                 Ok(answer) => answer,
                 Err(failure) => return report.add(Check::skipped("peer", failure.message)),
             };
@@ -77,7 +76,7 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
                 Some(gid) => {
                     // What the peer said last, if this is what the entry says.
                     let is_entry = answer.source == Some(request::Source::Neighbour);
-                    let said = is_entry.then(|| resolve(daemon, target, Lookup::Memory));
+                    let said = is_entry.then(|| resolve(daemon, target, Freshness::Memory));
                     let said = said.and_then(|answer| answer.ok()?.gid).unwrap_or(gid);
                     let mismatch = Neighbours::read().contradict(target, said);
                     report.add(peer::neighbour(target.ip, mismatch));
@@ -119,7 +118,7 @@ fn status(daemon: &Daemon) -> Result<Status, Failure> {
     }
 }
 
-fn resolve(daemon: &Daemon, target: Target, lookup: Lookup) -> Result<Answer, Failure> {
+fn resolve(daemon: &Daemon, target: Target, lookup: Freshness) -> Result<Answer, Failure> {
     ask::one(target, lookup, None, |request| client::ask(&daemon.run_dir, request, daemon.patience))
 }
 

@@ -13,7 +13,8 @@ use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 
 use super::super::*;
-use crate::request::UserRequest;
+use crate::places::User;
+use crate::request::{Caller, Freshness, UserRequest};
 
 /// A client and its driver.
 pub(super) struct Rig {
@@ -68,7 +69,7 @@ impl Rig {
     pub(super) fn ask_for(&mut self, question: Question, patience: Duration) -> RequestId {
         let (asked_at, deadline) = (self.now, self.now + patience);
         let request = self.of_user(question);
-        self.put(Request { asked_at, deadline, heeds_hints: false, ..request })
+        self.put(Request { asked_at, deadline, caller: Caller::Kernel, ..request })
     }
 
     /// A request of a user, which a refusal ends.
@@ -80,14 +81,15 @@ impl Rig {
     /// A request of a user that wants the peer's own word.
     pub(super) fn ask_fresh(&mut self, question: Question) -> RequestId {
         let request = self.of_user(question);
-        self.put(Request { is_fresh: true, ..request })
+        self.put(Request { freshness: Freshness::Fresh, ..request })
     }
 
     fn of_user(&mut self, question: Question) -> Request {
         self.requests += 1;
         let id = RequestId::User(UserRequest::Control(self.requests));
         let (asked_at, deadline) = (Instant::BOOT, self.now + secs(3));
-        Request { id, question, asked_at, deadline, heeds_hints: true, is_fresh: false }
+        let (caller, freshness) = (Caller::Control(User(0)), Freshness::Any);
+        Request { id, caller, question, asked_at, deadline, freshness }
     }
 
     pub(super) fn put(&mut self, request: Request) -> RequestId {
