@@ -287,7 +287,7 @@ impl Node {
                 self.client.handle_input(now, client::Input::Cancel { id });
             }
             requests::Event::Answered { id, outcome } => {
-                self.trace.answered(now, trace::Id::Address(id), trace::Outcome::Address(outcome));
+                self.trace.answered(now, trace::Answered::Address(id, outcome));
                 match id {
                     RequestId::Kernel(id) => {
                         let input = local_service::Input::Answered { id, outcome };
@@ -301,9 +301,9 @@ impl Node {
                     }
                 }
             }
-            requests::Event::PathAnswered(paths::Answered { id, outcome, is_left_to_kernel }) => {
-                let traced = trace::Outcome::Path { outcome, is_left_to_kernel };
-                self.trace.answered(now, trace::Id::Path(id), traced);
+            requests::Event::PathAnswered(answered) => {
+                self.trace.answered(now, trace::Answered::Path(answered));
+                let paths::Answered { id, outcome, is_left_to_kernel } = answered;
                 match id {
                     RequestId::Kernel(id) => {
                         let outcome = &outcome;

@@ -20,7 +20,7 @@ use crate::durations::Elapsed;
 use crate::local_service::{self, Nudged};
 use crate::request;
 
-pub use types::{Caller, Event, Filter, Id, Outcome, Step, Subject, Tie, Verdict};
+pub use types::{Answered, Caller, Event, Filter, Id, Step, Subject, Tie, Verdict};
 
 /// Records the steps of requests, see the [module](self).
 #[derive(Debug, Default)]
@@ -139,9 +139,9 @@ impl Trace {
 
     /// The core has found the answer to a request.
     #[inline]
-    pub fn answered(&mut self, now: Instant, id: Id, outcome: Outcome) {
+    pub fn answered(&mut self, now: Instant, answered: Answered) {
         if let Some(recorder) = &mut self.0 {
-            recorder.answered(now, id, outcome);
+            recorder.answered(now, answered);
         }
     }
 
@@ -283,11 +283,11 @@ impl Recorder {
         self.add(now, subject, if is_again { Step::SearchedAgain } else { Step::Asked(by) });
     }
 
-    fn answered(&mut self, now: Instant, id: Id, outcome: Outcome) {
+    fn answered(&mut self, now: Instant, answered: Answered) {
         // The request may have arrived before the trace began.
-        let Some(Request { by, subject, asked_at }) = self.take(id) else { return };
+        let Some(Request { by, subject, asked_at }) = self.take(answered.id()) else { return };
         let chain = self.chain(subject, asked_at);
-        if let (Caller::Kernel, Outcome::Address(outcome)) = (by, outcome) {
+        if let (Caller::Kernel, Answered::Address(_, outcome)) = (by, answered) {
             if !matches!(outcome, request::Outcome::Found { .. }) {
                 chain.resting += 1;
                 let (status, ..) = outcome.parts();
@@ -298,7 +298,7 @@ impl Recorder {
                 self.unnudged.push((subject, name));
             }
         }
-        self.add(now, subject, outcome.step(by, Elapsed(now.since(asked_at))));
+        self.add(now, subject, answered.step(by, Elapsed(now.since(asked_at))));
         self.end_if_idle(subject);
     }
 

@@ -8,7 +8,7 @@ use ibarr_common::wire::ip2gid::MsgId;
 
 use super::*;
 use crate::local_service::Counter;
-use crate::request::{KernelRequest, Outcome as Found, RequestId, Source, UserRequest};
+use crate::request::{KernelRequest, Outcome, RequestId, Source, UserRequest};
 use crate::shares::User;
 
 /// A trace, and a clock that goes on by a millisecond with each report.
@@ -57,9 +57,9 @@ impl Rig {
         self.trace.came(now, Tie::Query(MsgId(id)), Some(address(from)), step);
     }
 
-    fn answered(&mut self, id: Id, outcome: Found) {
+    fn answered(&mut self, id: Id, outcome: Outcome) {
         let now = self.tick();
-        self.trace.answered(now, id, Outcome::Address(outcome));
+        self.trace.answered(now, answered(id, outcome));
     }
 
     /// What was recorded: chain, milliseconds since it began, last byte of the address, step.
@@ -97,6 +97,11 @@ fn address(n: u8) -> Subject {
     ip(n).into()
 }
 
+fn answered(id: Id, outcome: Outcome) -> Answered {
+    let Id::Address(id) = id else { panic!("{id:?}") };
+    Answered::Address(id, outcome)
+}
+
 fn kernel(flight: u64) -> Id {
     Id::Address(RequestId::Kernel(KernelRequest(flight)))
 }
@@ -109,8 +114,8 @@ fn gid() -> Gid {
     "fe80::1".parse().unwrap()
 }
 
-fn found() -> Found {
-    Found::Found { gid: gid(), source: Source::Peer }
+fn found() -> Outcome {
+    Outcome::Found { gid: gid(), source: Source::Peer }
 }
 
 #[test]
@@ -173,12 +178,12 @@ fn repeated_search_for_the_kernel_stays_one_chain_until_it_is_dropped() {
     let mut rig = Rig::new();
     rig.kernel_asks(1, 1);
     let asked_at = rig.now;
-    rig.answered(kernel(1), Found::TimedOut);
+    rig.answered(kernel(1), Outcome::TimedOut);
     rig.user_asks(1, 1);
     let now = rig.tick();
     rig.trace.asked(now, kernel(2), Caller::Kernel, address(1), asked_at);
-    rig.answered(user(1), Found::TimedOut);
-    rig.answered(kernel(2), Found::Unreachable);
+    rig.answered(user(1), Outcome::TimedOut);
+    rig.answered(kernel(2), Outcome::Unreachable);
     let now = rig.tick();
     rig.trace.dropped(now, address(1), asked_at, Counter::Unreachable);
     rig.kernel_asks(3, 1);
@@ -232,9 +237,9 @@ fn every_table_of_a_trace_is_bounded_and_losses_are_counted() {
     while rig.trace.poll().is_some() {}
     let now = rig.tick();
     for n in 0..10 {
-        rig.trace.answered(now, user(1), Outcome::Address(found()));
+        rig.trace.answered(now, answered(user(1), found()));
         rig.trace.asked(now, kernel(n), Caller::Kernel, address(5), now);
-        rig.trace.answered(now, kernel(n), Outcome::Address(found()));
+        rig.trace.answered(now, answered(kernel(n), found()));
     }
     assert_eq!(rig.trace.0.as_ref().unwrap().unnudged.len(), 3);
     let chain = |rig: &Rig| rig.trace.0.as_ref().unwrap().chains[&address(6)].ties.len();

@@ -249,26 +249,28 @@ impl Verdict {
 
 /// The answer to a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Outcome {
+pub enum Answered {
     /// To one for an address.
-    Address(request::Outcome),
+    Address(RequestId, request::Outcome),
     /// To one for a path.
-    #[expect(missing_docs, reason = "its fields are named for what they hold")]
-    Path {
-        outcome: paths::Outcome,
-        /// Whether the kernel was told to ask the subnet administrator itself.
-        is_left_to_kernel: bool,
-    },
+    Path(paths::Answered),
 }
 
-impl Outcome {
+impl Answered {
+    pub(super) fn id(self) -> Id {
+        match self {
+            Self::Address(id, _) => Id::Address(id),
+            Self::Path(answered) => Id::Path(answered.id),
+        }
+    }
+
     pub(super) fn step(self, by: Caller, took_ms: Elapsed) -> Step {
         match self {
-            Self::Address(outcome) => {
+            Self::Address(_, outcome) => {
                 let (status, gid, source) = outcome.parts();
                 Step::AddressAnswered { by, status, gid, source, took_ms }
             }
-            Self::Path { outcome, is_left_to_kernel: left_to_kernel } => {
+            Self::Path(paths::Answered { outcome, is_left_to_kernel: left_to_kernel, .. }) => {
                 let (status, record, source, refusal) = outcome.parts();
                 let fields = record.and_then(|record| Fields::parse(&record).ok());
                 let dlid = fields.map(|fields| fields.dlid);
