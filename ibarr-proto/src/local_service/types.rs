@@ -208,6 +208,13 @@ ibarr_common::words! {
     }
 }
 
+impl Nudged {
+    /// How a nudge ends for which no interface was found.
+    pub fn without_place(may_have_ipoib: bool) -> Self {
+        if may_have_ipoib { Self::Postponed } else { Self::Failed }
+    }
+}
+
 /// An event for the node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]

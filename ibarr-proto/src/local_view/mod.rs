@@ -370,6 +370,11 @@ impl LocalView {
         self.inventory.links().find(|link| link.own_gid().is_some())
     }
 
+    /// Whether there is an IPoIB interface, or one may be found by the first dump.
+    pub fn may_have_ipoib(&self) -> bool {
+        !self.is_synced() || self.first_ipoib().is_some()
+    }
+
     /// Configured names and globs that match no interface now.
     pub fn unmatched_patterns(&self) -> impl Iterator<Item = &Pattern> {
         self.config.interfaces.patterns().filter(|pattern| {

@@ -491,11 +491,9 @@ impl Node {
         self.paths.poll_restored()
     }
 
-    /// The outcome of a nudge for which the driver found no interface. The nudge is only postponed
-    /// if there may be one by now.
+    /// The outcome of a nudge for which the driver found no interface.
     pub fn nudge_without_place(&self) -> local_service::Nudged {
-        let may_be_there = !self.view.is_synced() || self.view.first_ipoib().is_some();
-        if may_be_there { local_service::Nudged::Postponed } else { local_service::Nudged::Failed }
+        local_service::Nudged::without_place(self.view.may_have_ipoib())
     }
 
     /// The local view.
