@@ -11,9 +11,9 @@ use ibarr_common::wire::acm::{
 };
 use ibarr_common::wire::path_record::PathRecordWire;
 use ibarr_proto::acm::{
-    Acm, Answer, Ask, ClientId, Config, Event, Hosts, Input, NAMES as LOOK_UPS, NoStart, Output,
+    Acm, Answer, Ask, ClientId, Config, Event, Hosts, Input, NAMES as LOOK_UPS, Output,
 };
-use ibarr_proto::paths::{self, PortName, Search};
+use ibarr_proto::paths::{self, NoStart, PortName, Search};
 use ibarr_proto::places::Room;
 use ibarr_proto::request::{LookupId, Outcome, RequestId, Source, UserRequest};
 use ibarr_proto::requests::AddressRequest;

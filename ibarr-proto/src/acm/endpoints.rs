@@ -6,7 +6,9 @@
 //! The counters of an endpoint are those of all searches by its port, because the port counts its searches
 //! once, whatever their partition. A search that ends before its port is known counts for the service alone.
 
+use alloc::string::ToString as _;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::PortNum;
@@ -27,32 +29,34 @@ impl Acm {
         user: User,
         request: Request,
     ) {
-        let (which, has_addresses) = match request.ask {
+        let (which, addresses) = match request.ask {
             Wanted::Endpoint { index, port } => {
-                (Which::Index { index, port: PortNum::new(port) }, true)
+                (Which::Index { index, port: PortNum::new(port) }, Names::MAX)
             }
             // ibacm takes the number for that of the port, too, and finds endpoint N at port N alone.
-            Wanted::Counters(Of::Index(index)) => (Which::Index { index, port: None }, false),
-            Wanted::Counters(Of::Address(Address::Ip(address))) => (Which::Address(address), false),
+            Wanted::Counters(Of::Index(index)) => (Which::Index { index, port: None }, 0),
+            Wanted::Counters(Of::Address(Address::Ip(address))) => (Which::Address(address), 0),
             Wanted::Counters(Of::Address(Address::Name(_)) | Of::Service) | Wanted::Resolve(_) => {
                 return self.reply(client, &request, &Reply::Refused(Status::SourceAddress));
             }
         };
         let id = self.begin(now, client, user, request, Known::Endpoint);
-        self.ask(id, Ask::Endpoint { which, has_addresses });
+        self.ask(id, Ask::Endpoint { which, addresses });
     }
 
     /// The answer to [`Ask::Endpoint`].
-    pub(super) fn endpoint(&mut self, id: LookupId, found: Option<&(Found, Vec<Name>)>) {
+    pub(super) fn endpoint(&mut self, id: LookupId, found: Option<&(Found, Vec<IpAddr>)>) {
         let Some((client, request)) = self.forget(id).and_then(|lookup| lookup.client) else {
             return;
         };
+        let addresses = found.iter().flat_map(|(_, addresses)| addresses);
+        let names: Vec<_> = addresses.filter_map(|it| Name::new(&it.to_string())).collect();
         let reply = match (request.ask, found) {
             (Wanted::Counters(_), Some((found, _))) => {
                 let counters = self.by_port.get(&found.port);
                 Reply::Counters(counters.map_or_else(|| seven(&Counters::default()), seven))
             }
-            (_, Some((found, addresses))) => match Names::new(addresses) {
+            (_, Some((found, _))) => match Names::new(&names) {
                 Some(names) => Reply::Endpoint(found.endpoint, names),
                 None => Reply::Refused(Status::NoMemory),
             },

@@ -36,11 +36,11 @@ pub use self::hosts::Hosts;
 pub use self::names::NAMES;
 use self::names::{Addresses, Names};
 pub use self::types::{
-    Answer, Ask, ClientId, Config, Counter, Event, Found, Input, NoStart, Output, Transmit, Which,
+    Answer, Ask, ClientId, Config, Counter, Event, Found, Input, Output, Transmit, Which,
 };
 use crate::counters::Counters;
 use crate::ip2gid::Question;
-use crate::paths::{self, PortName, Search};
+use crate::paths::{self, NoStart, PortName, Search};
 use crate::places::Places;
 use crate::request::{self, Freshness, LookupId, Outcome, UserRequest};
 use crate::requests::AddressRequest;

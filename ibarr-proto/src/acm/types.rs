@@ -6,11 +6,11 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 
-use ibarr_common::ib::{Gid, PKey, PortNum};
+use ibarr_common::ib::{Gid, Guid, PKey, PortNum};
 use ibarr_common::wire::acm::{Endpoint, Name};
 use ibarr_common::wire::sa::PathQuery;
 
-use crate::paths::{self, PortName, Search};
+use crate::paths::{self, Device, NoStart, PortName, Search};
 use crate::places::Room;
 use crate::request::{LookupId, Outcome};
 use crate::requests::AddressRequest;
@@ -127,8 +127,8 @@ pub enum Ask {
     },
     Endpoint {
         which: Which,
-        /// Whether its addresses are wanted, too.
-        has_addresses: bool,
+        /// How many of its addresses are wanted at most.
+        addresses: usize,
     },
 }
 
@@ -145,16 +145,7 @@ pub enum Answer {
     },
     Start(Result<(PortName, Search), NoStart>),
     /// What clients are told of an endpoint, and its addresses if they are wanted.
-    Endpoint(Option<(Found, Vec<Name>)>),
-}
-
-/// Why a path has no start.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum NoStart {
-    /// No port of this node has the source.
-    NoSource,
-    /// Several ports could be meant, and the destination is a name alone. ibacm answers no such question.
-    SeveralPorts,
+    Endpoint(Option<(Found, Vec<IpAddr>)>),
 }
 
 /// An endpoint of this node.
@@ -164,6 +155,16 @@ pub struct Found {
     pub port: PortName,
     /// What clients are told.
     pub endpoint: Endpoint,
+}
+
+impl Found {
+    /// As clients are told of a port and one of its partitions.
+    pub(crate) fn new(port: PortName, device: Device, pkey: PKey) -> Option<Self> {
+        let (number, provider) = (port.port.get(), Name::new("ibarr")?);
+        let (guid, ports) = (device.guid.unwrap_or(Guid::new(0)), device.ports);
+        let endpoint = Endpoint { device: guid, port: number, ports, pkey, provider };
+        Some(Self { port, endpoint })
+    }
 }
 
 /// Names an endpoint.

@@ -7,7 +7,7 @@ use core::mem;
 use core::net::IpAddr;
 
 use ibarr_common::IfIndex;
-use ibarr_common::ib::Gid;
+use ibarr_common::ib::{Gid, PKey};
 
 use super::{AddressStatus, Dad, Interface, Key, LocalView};
 use crate::ip2gid::client::Egress;
@@ -30,6 +30,13 @@ impl LocalView {
             None if !is_link_local(target) && self.is_ours(target) => Some(Outcome::NotFound),
             None => None,
         }
+    }
+
+    /// The GID of an own address, and the partition of its interface. `None` as long as any address may be one.
+    pub fn own(&self, address: IpAddr) -> Option<(Option<Gid>, Option<PKey>)> {
+        let owned = self.facts.lookup(Key::new(address, IfIndex::MIN));
+        let pkey = owned.and_then(|owned| self.inventory.link(owned.ifindex)?.pkey);
+        self.is_synced().then_some((owned.and_then(|owned| owned.gid), pkey))
     }
 
     /// The interfaces by which peers are asked, if they or the routes may have changed since the last call.

@@ -41,7 +41,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::num::NonZeroU16;
 
-use ibarr_common::ib::{Gid, PKey};
+use ibarr_common::ib::Gid;
 pub use ibarr_common::map::Origin;
 use ibarr_common::{IfIndex, Instant};
 
@@ -356,12 +356,6 @@ impl LocalView {
             let those = addresses.filter(move |address| has_gid(address).is_some());
             those.map(move |address| (address, link))
         })
-    }
-
-    /// The partition of the interface that has an address; `None` if that is not known.
-    pub fn pkey_of(&self, address: IpAddr, ingress: IfIndex) -> Option<PKey> {
-        let owned = self.facts.lookup(Key::new(address, ingress))?;
-        self.inventory.link(owned.ifindex)?.pkey
     }
 
     /// The IPoIB interface with the lowest index, whatever the filter says. It must have a GID: a

@@ -240,6 +240,7 @@ impl Node {
         match event {
             acm::Event::Ask { id, ask } => {
                 let answer = own::answer(ask, &self.view, &self.paths);
+                let answer = answer.unwrap_or(acm::Answer::NotYet(ask));
                 self.acm.handle_input(now, acm::Input::Answer { id, answer: &answer });
             }
             acm::Event::Address(request) => self.ask(now, request),

@@ -30,6 +30,7 @@ mod cache;
 mod canaries;
 mod direct;
 mod doubt;
+mod endpoints;
 mod fallback;
 mod lids;
 mod partial;
@@ -66,6 +67,7 @@ use crate::sa::{self, Client, PortIndex, QuestionId, Rank};
 use crate::timer::Timers;
 
 pub use bucket::DOUBT_SPREAD;
+pub use endpoints::{Endpoint, NoStart};
 pub use partial::{Choice, Chosen, Incomplete, PKeyNumber, Partial};
 pub use records::records;
 pub use types::{

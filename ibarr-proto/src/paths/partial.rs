@@ -124,7 +124,10 @@ impl Paths {
     ///
     /// # Errors
     /// There is no such port, or it has no GID, or several subnets could be meant.
-    pub fn complete_query(&self, query: PathQuery) -> Result<(PortName, Search), Incomplete> {
+    pub(super) fn complete_query(
+        &self,
+        query: PathQuery,
+    ) -> Result<(PortName, Search), Incomplete> {
         let (name, facts) = self.start_of(query)?;
         let sgid = source(facts, query.sgid(), query.dgid()).ok_or(Incomplete::NoGid(name))?;
         let query = query.with_source(sgid).unwrap_or(query).reversible();
@@ -136,7 +139,7 @@ impl Paths {
     ///
     /// # Errors
     /// As for [`Self::complete_query`].
-    pub fn source_of(&self, query: PathQuery) -> Result<(PortName, PathQuery), Incomplete> {
+    pub(super) fn source_of(&self, query: PathQuery) -> Result<(PortName, PathQuery), Incomplete> {
         let (name, facts) = self.start_of(query)?;
         if query.sgid().is_some() || query.slid().is_some() {
             return Ok((name, query));
@@ -149,16 +152,12 @@ impl Paths {
         if query.sgid().is_some() || query.slid().is_some() {
             return self.choose(None, query.sgid(), query.slid());
         }
-        let active = || {
-            let ports = self.ports().filter(|(.., facts, _)| facts.is_active);
-            ports.map(|(_, name, facts, _)| (name, facts))
-        };
-        let can_ask = || active().filter(|(_, facts)| facts.sa().is_some());
+        let can_ask = || self.active_ports().filter(|(_, facts)| facts.sa().is_some());
         let subnet = |gid: &Gid| gid.subnet_prefix();
         let near = query.dgid().and_then(|dgid| {
             let is_near =
                 |facts: &PortFacts| facts.gids.iter().any(|it| subnet(it) == subnet(&dgid));
-            let own = active().find(|(_, facts)| facts.gids.contains(&dgid));
+            let own = self.active_ports().find(|(_, facts)| facts.gids.contains(&dgid));
             own.or_else(|| can_ask().find(|(_, facts)| is_near(facts)))
         });
         let subnets: BTreeSet<_> =
