@@ -3,33 +3,30 @@
 //! A node: the cores, connected. The daemon's loop and the simulation both drive this type, so that
 //! the simulation proves the order of steps that the daemon executes.
 
+mod driver;
 mod facts;
 mod own;
 #[cfg(test)]
 mod tests;
 
 use alloc::collections::VecDeque;
-use core::time::Duration;
 
 use ibarr_common::Instant;
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng as _;
 
 use crate::acm::{self, Acm};
-use crate::counters::Counters;
 use crate::health::{self, Health};
+use crate::ip2gid::Prefixes;
 use crate::ip2gid::client::{self, Client};
-use crate::ip2gid::server::{self, Local as _, Server};
-use crate::ip2gid::{Prefixes, Question};
+use crate::ip2gid::server::Server;
 use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
-use crate::paths::snapshot::{Restored, Snapshot};
 use crate::paths::{self, Paths, PortChange};
 use crate::request::{Caller, Freshness, Outcome, RequestId, UserRequest};
 use crate::requests::{self, AddressRequest, Requests};
 use crate::responder::{self, Responder};
 use crate::sa;
-use crate::shares;
 use crate::trace::{self, Trace};
 
 /// All cores of a node, see the [module](self).
@@ -177,9 +174,9 @@ impl Node {
     pub fn handle_input<'a>(&mut self, now: Instant, input: impl Into<Input<'a>>) {
         match input.into() {
             Input::View(input) => {
-                let was_known = self.view.is_known();
+                let was_known = self.view.is_synced();
                 self.view.handle_input(now, input);
-                if self.view.is_known() && !was_known {
+                if self.view.is_synced() && !was_known {
                     self.requests.handle_input(now, requests::Input::Known);
                     self.acm.handle_input(now, acm::Input::NodeChanged);
                 }
@@ -367,26 +364,6 @@ impl Node {
         self.requests.handle_input(now, requests::Input::Path(request));
     }
 
-    /// What is known of an address without asking a peer, however old it is.
-    pub fn lookup(&self, now: Instant, question: Question) -> Option<Outcome> {
-        self.view.lookup(question).or_else(|| self.client.lookup_any(now, question))
-    }
-
-    /// The reply to a peer's query, if there is one.
-    pub fn answer(&mut self, received: &server::Received<'_>) -> Option<server::Transmit> {
-        self.server.answer(&self.view, received)
-    }
-
-    /// See [`Server::handle_sent`].
-    pub fn handle_sent(&mut self, reply: &server::Transmit, errno: i32) -> server::Counter {
-        self.server.handle_sent(reply, errno)
-    }
-
-    /// See [`Server::why_silent`].
-    pub fn why_silent(&self, received: &server::Received<'_>) -> Option<server::Counter> {
-        self.server.why_silent(&self.view, received)
-    }
-
     /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.view.handle_timeout(now);
@@ -454,86 +431,5 @@ impl Node {
             return Some(Output::LocalService(transmit));
         }
         self.client.poll_mirror().map(Output::Mirror)
-    }
-
-    /// The trace, to which the driver reports what goes over the wire.
-    pub fn trace(&mut self) -> &mut Trace {
-        &mut self.trace
-    }
-
-    /// Drops all answers of peers, and the addresses of names. Returns how many answers of peers that was.
-    pub fn flush(&mut self) -> usize {
-        self.acm.forget_names();
-        self.client.flush()
-    }
-
-    /// Drops all answers of subnet administrators. Returns how many that was.
-    pub fn flush_paths(&mut self) -> usize {
-        self.paths.flush()
-    }
-
-    /// See [`Acm::set_hosts`].
-    pub fn set_acm_hosts(&mut self, hosts: acm::Hosts) {
-        self.acm.set_hosts(hosts);
-    }
-
-    /// See [`Paths::restore`].
-    pub fn restore_paths(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
-        self.paths.restore(now, snapshot, age);
-    }
-
-    /// See [`Paths::preload`].
-    pub fn preload_paths(&mut self, now: Instant, listed: Snapshot) {
-        self.paths.preload(now, listed);
-    }
-
-    /// See [`Paths::poll_restored`].
-    pub fn poll_restored(&mut self) -> Option<Restored> {
-        self.paths.poll_restored()
-    }
-
-    /// The outcome of a nudge for which the driver found no interface.
-    pub fn nudge_without_place(&self) -> local_service::Nudged {
-        local_service::Nudged::without_place(self.view.may_have_ipoib())
-    }
-
-    /// The local view.
-    pub fn view(&self) -> &LocalView {
-        &self.view
-    }
-
-    /// The server, which answers peers.
-    pub fn server(&self) -> &Server {
-        &self.server
-    }
-
-    /// The client, which asks peers.
-    pub fn client(&self) -> &Client {
-        &self.client
-    }
-
-    /// The paths, for which subnet administrators are asked.
-    pub fn paths(&self) -> &Paths {
-        &self.paths
-    }
-
-    /// See [`Requests::users`].
-    pub fn users(&self) -> [(shares::Kind, &Counters<shares::Counter>, (usize, usize)); 3] {
-        self.requests.users()
-    }
-
-    /// The ACM service.
-    pub fn acm(&self) -> &Acm {
-        &self.acm
-    }
-
-    /// The rules of maps and programs.
-    pub fn responder(&self) -> &Responder {
-        &self.responder
-    }
-
-    /// The kernel's side.
-    pub fn local_service(&self) -> &LocalService {
-        &self.local_service
     }
 }

@@ -6,6 +6,7 @@ mod rig;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
@@ -14,6 +15,7 @@ use ibarr_common::wire::ls::{Answer, PortId, Request, ResolveIp, Seq, messages};
 
 use self::rig::{Rig, gid, ip, question};
 use super::*;
+use crate::ip2gid::Question;
 use crate::ip2gid::client::{Route, SocketEvent};
 use crate::local_service::{
     Counter, DEADLINE, FOLLOW_UPS, LATELY, Nudge, Nudged, RETRY, Sender, Transmit,
@@ -25,7 +27,7 @@ use crate::local_view::{
 use crate::places::Room as Places;
 use crate::request::Source;
 use crate::requests::{ADDRESSES, PATHS};
-use crate::shares::User;
+use crate::shares::{self, User};
 
 #[test]
 fn own_address_is_answered_without_the_network() {
