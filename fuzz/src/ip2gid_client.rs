@@ -10,8 +10,8 @@ use ibarr_common::wire::ip2gid::{PORT, Query, Reply};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
-    Answered, Candidate, Client, Config, Input, Outcome, Output, Request, RequestId, Route,
-    Settings, SocketEvent, SocketId, Source,
+    Candidate, Client, Config, Event, Input, Outcome, Output, Request, RequestId, Route, Settings,
+    SocketEvent, SocketId, Source,
 };
 use ibarr_proto::request::{Caller, Freshness, UserRequest};
 use ibarr_proto::shares::User;
@@ -275,7 +275,7 @@ impl World {
     }
 
     fn drain(&mut self) {
-        while let Some(Answered { id, outcome }) = self.client.poll_event() {
+        while let Some(Event::Answered { id, outcome }) = self.client.poll_event() {
             self.answered(id, outcome);
         }
         while let Some(output) = self.client.poll_transmit() {

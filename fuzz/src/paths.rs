@@ -9,7 +9,8 @@ use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request as SaRequest};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
-    Answered, Config, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request, RequestId,
+    Answered, Config, Event, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request,
+    RequestId,
 };
 use ibarr_proto::request::{Caller, Freshness, UserRequest};
 use ibarr_proto::sa::{PortIndex, Transmit};
@@ -106,17 +107,9 @@ impl World {
         let deadline = self.now + DEADLINE;
         self.waiting.insert(id, (question, deadline));
         let port = name(n >> 3 & 1);
-        self.core.resolve(
-            self.now,
-            Request {
-                id,
-                port,
-                question: question.into(),
-                caller: Caller::Kernel,
-                freshness: Freshness::Any,
-                deadline,
-            },
-        );
+        let (caller, freshness, question) = (Caller::Kernel, Freshness::Any, question.into());
+        let request = Request { id, caller, port, question, freshness, deadline };
+        self.core.handle_input(self.now, Input::Resolve(request));
     }
 
     fn port(&mut self, n: u8, how: u8) {
@@ -170,7 +163,7 @@ impl World {
         if self.sent.len() > 64 {
             self.sent.drain(..32);
         }
-        while let Some(Answered { id, outcome, .. }) = self.core.poll_event() {
+        while let Some(Event::Answered(Answered { id, outcome, .. })) = self.core.poll_event() {
             let (question, _) = self.waiting.remove(&id).expect("answered once");
             if let Outcome::Found { record, .. } = outcome {
                 assert_eq!(record.octets()[8..24], question.dgid.octets());

@@ -232,7 +232,7 @@ impl Io<Cue> for World {
                 Input::Resolve(AddressRequest::of_user(id, User(7), question, deadline))
             }
             &Cue::Nudged(nudged) => Input::LocalService(local_service::Input::Nudged(nudged)),
-            Cue::View(input) => Input::View(*input),
+            Cue::View(input) => Input::View(input.clone()),
         };
         self.node.handle_input(now, input);
         self.owed = self.owed.max(Owed::OfInput);

@@ -101,7 +101,7 @@ pub enum Input {
     /// The answer to [`Event::LookUp`].
     LookedUp(AddressRequest, Option<Outcome>),
     /// [`Event::Recall`] has found nothing.
-    NotRemembered(AddressRequest),
+    NotRemembered(client::Request),
     /// [`Event::RecallPath`] has found nothing.
     PathNotRemembered(paths::Request),
     /// The answer to [`Event::Recall`] or [`Event::AskPeer`].
@@ -117,7 +117,7 @@ pub enum Event {
     /// Look for the address among those of this node.
     LookUp(AddressRequest),
     /// Look for the answer in memory.
-    Recall(AddressRequest),
+    Recall(client::Request),
     /// Look for the path in memory.
     RecallPath(paths::Request),
     /// Nothing is remembered for a client of ACM, and the network is asked.
@@ -183,14 +183,14 @@ impl Requests {
                     None if self.has_share(request.request.id) => {
                         self.events.push_back(Event::AskPeer(request.request));
                     }
-                    None => self.events.push_back(Event::Recall(request)),
+                    None => self.events.push_back(Event::Recall(request.request)),
                 }
             }
-            Input::NotRemembered(request) => match request.request.caller.user() {
-                None => self.events.push_back(Event::AskPeer(request.request)),
+            Input::NotRemembered(request) => match request.caller.user() {
+                None => self.events.push_back(Event::AskPeer(request)),
                 Some(user) => {
-                    self.not_remembered(request.request.id, request.request.freshness);
-                    self.offer(now, user, request);
+                    self.not_remembered(request.id, request.freshness);
+                    self.offer(now, user, AddressRequest { listed: None, request });
                 }
             },
             Input::Answered { id, outcome } => self.end(id, outcome),

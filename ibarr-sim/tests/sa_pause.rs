@@ -118,10 +118,9 @@ impl<'a> Node<'a> {
         let wait = local_service::Config::default().timeout.get() * 4 / 5;
         let (port, deadline) = (name(), self.now + wait);
         let (question, caller, freshness) = (question(peer), Caller::Kernel, Freshness::Any);
-        self.paths.resolve(
-            self.now,
-            paths::Request { id, port, caller, question: question.into(), freshness, deadline },
-        );
+        let question = question.into();
+        let request = paths::Request { id, caller, port, question, freshness, deadline };
+        self.paths.handle_input(self.now, Input::Resolve(request));
         self.drain();
     }
 
@@ -155,7 +154,7 @@ impl<'a> Node<'a> {
             let at = self.history.answered_at(self.now);
             self.answers.extend(at.map(|at| (at, request)));
         }
-        while let Some(answered) = self.paths.poll_event() {
+        while let Some(paths::Event::Answered(answered)) = self.paths.poll_event() {
             let is_served = match answered.outcome {
                 Outcome::Found { .. } => true,
                 _ => answered.is_left_to_kernel && self.history.serves_the_kernel(self.now),

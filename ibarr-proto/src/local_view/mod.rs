@@ -154,7 +154,7 @@ impl LocalView {
         }
     }
 
-    /// Processes a message of rtnetlink.
+    /// Processes an input.
     pub fn handle_input(&mut self, now: Instant, input: Input) {
         self.has_network_changed |= matches!(
             input,
@@ -230,6 +230,12 @@ impl LocalView {
             Input::DumpFailed(Subject::Node) => self.reread.failed(now),
             Input::DumpFailed(Subject::Routes) => self.reread_routes.failed(now),
             Input::DumpFailed(Subject::Neighbours) => self.neighbours.dump_failed(now),
+            Input::FlidGids(flid_gids) => {
+                if self.flid_gids != flid_gids {
+                    self.flid_gids = flid_gids;
+                    self.decide_all();
+                }
+            }
         }
     }
 
@@ -410,14 +416,6 @@ impl LocalView {
     pub fn reconfigure(&mut self, config: Config) {
         self.config = config;
         self.decide_all();
-    }
-
-    /// Sets the GIDs with a floating LID, by each other GID of the same port.
-    pub fn set_flid_gids(&mut self, flid_gids: BTreeMap<Gid, Gid>) {
-        if self.flid_gids != flid_gids {
-            self.flid_gids = flid_gids;
-            self.decide_all();
-        }
     }
 
     fn finish_dump(&mut self, now: Instant) {

@@ -2,6 +2,9 @@
 
 //! A node: the cores, connected. The daemon's loop and the simulation both drive this type, so that
 //! the simulation proves the order of steps that the daemon executes.
+//!
+//! What one core has for another changes it as an input, by its `handle_input`; only what changes nothing is a look-up
+//! by a plain call. What the driver alone wants, to configure, forget or restore, goes straight to its core.
 
 mod driver;
 mod facts;
@@ -46,6 +49,8 @@ pub struct Node {
     responder: Responder,
     /// What happens to each request, if that is traced.
     trace: Trace,
+    /// The time of the turn.
+    now: Instant,
     /// Answers for the users of the driver.
     outputs: VecDeque<Output>,
 }
@@ -154,6 +159,7 @@ impl Node {
             requests: Requests::default(),
             health: Health::default(),
             trace: Trace::default(),
+            now: Instant::BOOT,
             outputs: VecDeque::new(),
         }
     }
@@ -172,6 +178,7 @@ impl Node {
 
     /// Passes an input to its core.
     pub fn handle_input<'a>(&mut self, now: Instant, input: impl Into<Input<'a>>) {
+        self.now = now;
         match input.into() {
             Input::View(input) => {
                 let was_known = self.view.is_synced();
@@ -205,12 +212,12 @@ impl Node {
         loop {
             if let Some(event) = self.requests.poll_event() {
                 self.route_request(now, event);
-            } else if let Some(client::Answered { id, outcome }) = self.client.poll_event() {
-                self.requests.handle_input(now, requests::Input::Answered { id, outcome });
+            } else if let Some(event) = self.client.poll_event() {
+                self.route_client(now, event);
             } else if let Some(change) = self.paths.poll_change() {
                 self.route_ports(now, change);
-            } else if let Some(answered) = self.paths.poll_event() {
-                self.requests.handle_input(now, requests::Input::PathAnswered(answered));
+            } else if let Some(event) = self.paths.poll_event() {
+                self.route_paths(now, event);
             } else if let Some(event) = self.local_service.poll_event() {
                 self.route_kernel(now, event);
             } else if let Some(event) = self.acm.poll_event() {
@@ -221,16 +228,37 @@ impl Node {
         }
     }
 
+    fn route_client(&mut self, now: Instant, event: client::Event) {
+        let input = match event {
+            client::Event::Answered { id, outcome } => requests::Input::Answered { id, outcome },
+            client::Event::NotRemembered(request) => requests::Input::NotRemembered(request),
+        };
+        self.requests.handle_input(now, input);
+    }
+
     fn route_ports(&mut self, now: Instant, change: PortChange) {
         match change {
             PortChange::Facts => {
-                self.view.set_flid_gids(self.paths.flid_gids());
+                let flid_gids = self.paths.flid_gids();
+                self.view.handle_input(now, local_view::Input::FlidGids(flid_gids));
                 self.acm.handle_input(now, acm::Input::NodeChanged);
             }
             PortChange::Subnet { before, after } => {
                 self.client.handle_input(now, client::Input::Subnet { before, after });
             }
         }
+    }
+
+    fn route_paths(&mut self, now: Instant, event: paths::Event) {
+        let input = match event {
+            paths::Event::Answered(answered) => requests::Input::PathAnswered(answered),
+            paths::Event::NotRemembered(request) => requests::Input::PathNotRemembered(request),
+            paths::Event::Overloaded { seq, is_left_to_kernel } => {
+                let input = local_service::Input::PathOverloaded { seq, is_left_to_kernel };
+                return self.local_service.handle_input(now, input);
+            }
+        };
+        self.requests.handle_input(now, input);
     }
 
     fn route_acm(&mut self, now: Instant, event: acm::Event) {
@@ -252,21 +280,10 @@ impl Node {
                 self.requests.handle_input(now, requests::Input::LookedUp(request, own));
             }
             requests::Event::Recall(request) => {
-                let client::Request { id, caller, question, .. } = request.request;
-                let remembered = self.client.recall(now, question, caller);
-                let input = match remembered {
-                    Some(cached) => requests::Input::Answered { id, outcome: cached.into() },
-                    None => requests::Input::NotRemembered(request),
-                };
-                self.requests.handle_input(now, input);
+                self.client.handle_input(now, client::Input::Recall(request));
             }
             requests::Event::RecallPath(request) => {
-                let may_loop_back = matches!(request.caller, Caller::Acm(_));
-                let input = match self.paths.recall_for(now, &request, may_loop_back) {
-                    Some(answered) => requests::Input::PathAnswered(answered),
-                    None => requests::Input::PathNotRemembered(request),
-                };
-                self.requests.handle_input(now, input);
+                self.paths.handle_input(now, paths::Input::Recall(request));
             }
             requests::Event::NotRemembered(id) => {
                 self.acm.handle_input(now, acm::Input::NotRemembered(id));
@@ -279,7 +296,9 @@ impl Node {
                 }
                 self.client.handle_input(now, client::Input::Resolve(request));
             }
-            requests::Event::AskSa(request) => self.paths.resolve(now, request),
+            requests::Event::AskSa(request) => {
+                self.paths.handle_input(now, paths::Input::Resolve(request));
+            }
             requests::Event::Cancel(id) => {
                 let id = RequestId::Kernel(id);
                 self.client.handle_input(now, client::Input::Cancel { id });
@@ -344,9 +363,7 @@ impl Node {
                 self.trace.dropped(now, question, asked_at, why);
             }
             local_service::Event::PathOverloaded { seq, port } => {
-                let is_left_to_kernel = self.paths.may_fall_back(now, &port);
-                let input = local_service::Input::PathOverloaded { seq, is_left_to_kernel };
-                self.local_service.handle_input(now, input);
+                self.paths.handle_input(now, paths::Input::Overloaded { seq, port });
             }
         }
     }
@@ -366,9 +383,10 @@ impl Node {
 
     /// Performs all actions that are due. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.now = now;
         self.view.handle_timeout(now);
         if let Some(egresses) = self.view.poll_egresses() {
-            self.client.network_changed(egresses);
+            self.client.handle_input(now, client::Input::Network(egresses));
         }
         self.client.handle_timeout(now);
         self.paths.handle_timeout(now);
@@ -413,7 +431,7 @@ impl Node {
             return Some(Output::Acm(output));
         }
         if let Some(event) = self.view.poll_event() {
-            self.responder.handle_fact(&event);
+            self.responder.handle_input(self.now, &self.view, responder::Input::Fact(event));
             return Some(Output::Changed(event));
         }
         if let Some(output) = self.responder.poll_output() {

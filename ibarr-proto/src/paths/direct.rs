@@ -5,13 +5,12 @@
 
 use alloc::collections::BTreeMap;
 
-use ibarr_common::Instant;
 use ibarr_common::ib::{FlowLabel, Gid, Mtu, PacketLifeTime, Rate, Sl, SubnetPrefix};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Question};
 
-use super::{Answered, Counter, Outcome, Paths, PortName, Request, Search, Source};
-use crate::request::RequestId;
+use super::{Answered, Counter, Event, Outcome, Paths, PortName, Request, Search, Source};
+use crate::request::{Caller, RequestId};
 use crate::sa::{self, QuestionId};
 
 /// 2048 bytes and 10 Gbit/s: `min_mtu` and `min_rate` of ibacm.
@@ -29,9 +28,8 @@ impl Direct {
 }
 
 impl Paths {
-    pub(super) fn ask_directly(&mut self, now: Instant, request: &Request, query: PathQuery) {
+    pub(super) fn ask_directly(&mut self, request: &Request, query: PathQuery) {
         let &Request { id, port, deadline, .. } = request;
-        self.advance(now);
         self.counters.count(Counter::Requests);
         let (index, can_ask) = match self.ports.by_name(&port) {
             Some((index, port)) => (index, port.can_ask()),
@@ -47,24 +45,21 @@ impl Paths {
         self.direct.0.insert(question_id, (id, query));
         let question = Question::Known(query);
         self.ask_sa(question_id, index, question, request.rank(), deadline);
-        self.settle();
     }
 
-    /// The answer to a user's request that costs its share nothing. If it `may_loop_back`, that is also the path of a
-    /// port to itself.
-    pub fn recall_for(
-        &mut self,
-        now: Instant,
-        request: &Request,
-        may_loop_back: bool,
-    ) -> Option<Answered> {
-        let Request { id, port, question: Search::Path(question), .. } = request else {
-            return None;
+    /// The answer to a user's request that costs its share nothing. A client of ACM gets also the path of a port to
+    /// itself.
+    pub(super) fn remembered(&mut self, request: Request) {
+        let Request { id, caller, port, question, .. } = request;
+        let outcome = match question {
+            Search::Path(question) => self.lookup(&port, question).or_else(|| {
+                matches!(caller, Caller::Acm(_)).then(|| self.loopback(&port, &question))?
+            }),
+            Search::Known(_) => None,
         };
-        let remembered = self.lookup(now, port, *question);
-        let loopback = || self.loopback(port, question).filter(|_| may_loop_back);
-        let outcome = remembered.or_else(loopback)?;
-        Some(Answered { id: *id, outcome, is_left_to_kernel: false })
+        self.events.push_back(outcome.map_or(Event::NotRemembered(request), |outcome| {
+            Event::Answered(Answered { id, outcome, is_left_to_kernel: false })
+        }));
     }
 
     /// The path from a port to itself, as ibacm makes it: an SA need not be asked. The MTU is one that ibacm

@@ -1,20 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! Fallbacks: which requests of the kernel are left to it. It then asks the SA without a window.
+//!
+//! The rule stands here because it weighs what no other core has: each port's budget, what its SA has had to spare,
+//! whether the SA is overdue, and a path in doubt.
 
-use ibarr_common::Instant;
-
-use super::{Counter, NoPath, Outcome, Paths, PortName};
+use super::{Counter, NoPath, Outcome, Paths};
 use crate::sa::{PortIndex, QuestionId, Rank};
 
 impl Paths {
-    /// Whether a request of the kernel that a caller of this core has no room for is left to the kernel.
-    pub fn may_fall_back(&mut self, now: Instant, port: &PortName) -> bool {
-        self.advance(now);
-        let index = self.ports.by_name(port).map(|(index, _)| index);
-        self.falls_back(index, &Outcome::Overloaded)
-    }
-
     /// Whether a request of the kernel with this outcome is left to the kernel.
     ///
     /// Of the requests that the SA does not answer, one may be in each
@@ -66,7 +60,10 @@ impl Paths {
 mod tests {
     use std::time::Duration;
 
+    use ibarr_common::wire::ls::Seq;
+
     use super::super::tests::{PORT, Rig, name, question};
+    use super::super::{Event, Input};
     use super::*;
 
     fn left(rig: &mut Rig, outcome: Outcome) -> u32 {
@@ -91,7 +88,10 @@ mod tests {
         for n in 100..103 {
             rig.outcome(question(n));
         }
-        assert!(rig.paths.may_fall_back(rig.now, &name(1)));
+        let (seq, port) = (Seq(7), name(1));
+        rig.paths.handle_input(rig.now, Input::Overloaded { seq, port });
+        let is_left = Event::Overloaded { seq, is_left_to_kernel: true };
+        assert_eq!(rig.paths.poll_event(), Some(is_left));
         assert_eq!(left(&mut rig, Outcome::Overloaded), 2);
         // Answers of long ago do not count.
         rig.outcome(question(104));

@@ -71,8 +71,8 @@ pub use endpoints::{Endpoint, NoStart};
 pub use partial::{Choice, Chosen, Incomplete, PKeyNumber, Partial};
 pub use records::records;
 pub use types::{
-    Answered, Cached, Config, Counter, Device, Input, Load, NoPath, Outcome, PortChange, PortEvent,
-    PortFacts, PortName, Qos, Request, Search, Source, Status,
+    Answered, Cached, Config, Counter, Device, Event, Input, Load, NoPath, Outcome, PortChange,
+    PortEvent, PortFacts, PortName, Qos, Request, Search, Source, Status,
 };
 
 /// The paths of all ports, see the [module](self). After each call that takes a time, call each
@@ -99,7 +99,7 @@ pub struct Paths {
     /// The subnet of each port, or its last one if the port is gone.
     subnets: BTreeMap<PortIndex, SubnetPrefix>,
     changes: VecDeque<PortChange>,
-    answered: VecDeque<Answered>,
+    events: VecDeque<Event>,
     counters: Counters<Counter>,
 }
 
@@ -170,7 +170,7 @@ impl Paths {
             deadlines: Timers::default(),
             subnets: BTreeMap::new(),
             changes: VecDeque::new(),
-            answered: VecDeque::new(),
+            events: VecDeque::new(),
             counters: Counters::default(),
             rng,
         }
@@ -224,23 +224,23 @@ impl Paths {
             Input::Mad { port, from, mad } => {
                 self.client.handle_input(self.now, sa::Input::Mad { port, from, mad });
             }
+            Input::Resolve(request) => match request.question {
+                Search::Path(question) => self.resolve(&request, question),
+                Search::Known(query) => self.ask_directly(&request, query),
+            },
+            Input::Recall(request) => self.remembered(request),
+            Input::Overloaded { seq, port } => {
+                let index = self.ports.by_name(&port).map(|(index, _)| index);
+                let is_left_to_kernel = self.falls_back(index, &Outcome::Overloaded);
+                self.events.push_back(Event::Overloaded { seq, is_left_to_kernel });
+            }
             Input::Unanswered => self.client.handle_input(self.now, sa::Input::Unanswered),
             Input::NotSent => self.client.handle_input(self.now, sa::Input::NotSent),
         }
         self.settle();
     }
 
-    /// A caller asks for a path. One [`Self::poll_event`] follows, at once if the answer is
-    /// remembered, at the latest at the deadline.
-    pub fn resolve(&mut self, now: Instant, request: Request) {
-        match request.question {
-            Search::Path(question) => self.resolve_question(now, &request, question),
-            Search::Known(query) => self.ask_directly(now, &request, query),
-        }
-    }
-
-    fn resolve_question(&mut self, now: Instant, request: &Request, question: PathQuestion) {
-        self.advance(now);
+    fn resolve(&mut self, request: &Request, question: PathQuestion) {
         self.counters.count(Counter::Requests);
         let &Request { id, freshness, deadline, .. } = request;
         let rank = request.rank();
@@ -296,24 +296,14 @@ impl Paths {
             self.deadlines.set(id, Some(deadline));
             self.leave_overdue(flight);
         }
-        self.settle();
     }
 
-    /// The remembered answer to a question by a port, if it is not in doubt. The SA is not asked, and the answer
-    /// counts as used.
-    pub fn lookup(
-        &mut self,
-        now: Instant,
-        port: &PortName,
-        question: PathQuestion,
-    ) -> Option<Outcome> {
-        self.advance(now);
+    fn lookup(&mut self, port: &PortName, question: PathQuestion) -> Option<Outcome> {
         let (_, key, question) = self.key(port, question).ok()?;
         let Memory::Sure(remembered) = self.recall(&key) else { return None };
         let outcome = self.given(key, question, &remembered);
         self.counters.count(Counter::Requests);
         self.count(&outcome);
-        self.settle();
         Some(outcome)
     }
 
@@ -371,8 +361,8 @@ impl Paths {
     }
 
     /// The next answer.
-    pub fn poll_event(&mut self) -> Option<Answered> {
-        self.answered.pop_front()
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
     }
 
     /// The next change of the ports.
@@ -741,7 +731,8 @@ impl Paths {
 
     fn push(&mut self, id: RequestId, outcome: Outcome, is_left_to_kernel: bool) {
         self.count(&outcome);
-        self.answered.push_back(Answered { id, outcome, is_left_to_kernel });
+        let answered = Answered { id, outcome, is_left_to_kernel };
+        self.events.push_back(Event::Answered(answered));
     }
 
     fn count(&mut self, outcome: &Outcome) {

@@ -84,6 +84,17 @@ pub(super) struct Rig {
     moved: Option<Gid>,
 }
 
+/// The kernel asks.
+fn asked(
+    id: RequestId,
+    port: PortName,
+    question: PathQuestion,
+    deadline: Instant,
+) -> Input<'static> {
+    let (caller, freshness) = (Caller::Kernel, Freshness::Any);
+    Input::Resolve(Request { id, caller, port, question: question.into(), freshness, deadline })
+}
+
 impl Rig {
     pub(super) fn new() -> Self {
         // Canaries have tests of their own.
@@ -136,17 +147,7 @@ impl Rig {
         self.next += 1;
         let id = RequestId::User(UserRequest::Control(self.next));
         let deadline = self.now + WAIT;
-        self.paths.resolve(
-            self.now,
-            Request {
-                id,
-                port: name(1),
-                question: question.into(),
-                caller: Caller::Kernel,
-                freshness: Freshness::Any,
-                deadline,
-            },
-        );
+        self.paths.handle_input(self.now, asked(id, name(1), question, deadline));
         self.drain();
         id
     }
@@ -168,7 +169,12 @@ impl Rig {
     }
 
     pub(super) fn answered(&mut self) -> Vec<Answered> {
-        std::iter::from_fn(|| self.paths.poll_event()).collect()
+        let events = std::iter::from_fn(|| self.paths.poll_event());
+        let answered = |event| match event {
+            Event::Answered(answered) => answered,
+            event => panic!("{event:?}"),
+        };
+        events.map(answered).collect()
     }
 
     pub(super) fn answer_all(&mut self) {
@@ -464,17 +470,7 @@ fn device_names_are_compared_as_a_whole() {
     let port = PortName { device, ..name(1) };
     let deadline = rig.now + WAIT;
     let id = RequestId::User(UserRequest::Control(1));
-    rig.paths.resolve(
-        rig.now,
-        Request {
-            id,
-            port,
-            question: question(1).into(),
-            caller: Caller::Kernel,
-            freshness: Freshness::Any,
-            deadline,
-        },
-    );
+    rig.paths.handle_input(rig.now, asked(id, port, question(1), deadline));
     assert_eq!(rig.answered()[0].outcome, Outcome::UnknownPort);
 }
 
@@ -766,7 +762,7 @@ proptest! {
                     let deadline = rig.now + ms(wait.into());
                     let reversible = n % 2 == 0;
                     let question = PathQuestion { reversible, ..question(n.into()) };
-                    rig.paths.resolve(rig.now, Request { id, port: name(1), question: question.into(), caller: Caller::Kernel, freshness: Freshness::Any, deadline });
+                    rig.paths.handle_input(rig.now, asked(id, name(1), question, deadline));
                     waiting.insert(id, (n, deadline));
                 }
                 Op::Answer { which, how } if !rig.sent.is_empty() => {

@@ -12,6 +12,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::{
     DeviceName, Gid, Guid, Lid, PKey, PathRecord, PortNum, Rate, Sl, SubnetPrefix,
 };
+use ibarr_common::wire::ls::Seq;
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
@@ -295,6 +296,14 @@ pub enum Input<'a> {
         from: Option<Lid>,
         mad: &'a [u8],
     },
+    /// A caller asks for a path. One [`Event::Answered`] follows, at once if the answer is remembered, at the latest
+    /// at the deadline.
+    Resolve(Request),
+    /// The same, but the SA is not asked: [`Event::Answered`] or [`Event::NotRemembered`] follows at once. The answer
+    /// counts as used.
+    Recall(Request),
+    /// A caller has no room for a request of the kernel. [`Event::Overloaded`] follows.
+    Overloaded { seq: Seq, port: PortName },
     /// The kernel returned a MAD that was not answered.
     Unanswered,
     /// The driver could not send the MAD of an [`sa::Transmit`].
@@ -342,6 +351,21 @@ pub enum PortChange {
         /// No longer the prefix of its subnet.
         before: SubnetPrefix,
         after: SubnetPrefix,
+    },
+}
+
+/// What another core is told.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[expect(missing_docs, reason = "its variants are named for what they are")]
+pub enum Event {
+    Answered(Answered),
+    /// [`Input::Recall`] has found nothing.
+    NotRemembered(Request),
+    /// The answer to [`Input::Overloaded`].
+    Overloaded {
+        seq: Seq,
+        /// The kernel, which has asked, is to ask the SA itself.
+        is_left_to_kernel: bool,
     },
 }
 

@@ -143,8 +143,7 @@ impl Responder {
         Self { settings, allow, ..Self::default() }
     }
 
-    /// Handles a change of the view.
-    pub fn handle_fact(&mut self, fact: &Fact) {
+    fn changed(&mut self, fact: &Fact) {
         if self.maps == Maps::Closed {
             return;
         }
@@ -162,9 +161,10 @@ impl Responder {
         }
     }
 
-    /// Handles a report of the driver; all changes of `view` were [handled](Self::handle_fact).
+    /// Handles a report of the driver; all changes of `view` were inputs before.
     pub fn handle_input(&mut self, now: Instant, view: &LocalView, input: Input) {
         match input {
+            Input::Fact(fact) => self.changed(&fact),
             Input::Opened if self.settings.want_kernel() => self.maps = Maps::Unequal,
             // The settings have changed meanwhile.
             Input::Opened => self.closes = true,

@@ -6,11 +6,13 @@ use super::life::{Done, Order};
 use super::maps::{MapElements, MapUpdate};
 use super::work::Hook;
 use crate::Fault;
-use crate::local_view::InterfaceName;
+use crate::local_view::{Event as Fact, InterfaceName};
 
-/// What the driver reports.
+/// What the driver reports, and what changes in the view.
 #[derive(Clone, Debug)]
 pub enum Input {
+    /// The view has changed.
+    Fact(Fact),
     /// The maps can be written from now on, even while programs are verified.
     Opened,
     /// The result of the last [`Output::Map`].

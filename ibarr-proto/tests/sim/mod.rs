@@ -18,8 +18,7 @@ use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::PORT;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::client::{
-    Answered, Client, Config, Input, Outcome, Output, Request, RequestId, Route, SocketEvent,
-    SocketId,
+    Client, Config, Event, Input, Outcome, Output, Request, RequestId, Route, SocketEvent, SocketId,
 };
 use ibarr_proto::ip2gid::server::{Local, Received, Server};
 use ibarr_proto::ip2gid::{Prefixes, Question};
@@ -253,7 +252,7 @@ impl Sim {
         let now = self.now;
         loop {
             let node = &mut self.nodes[index];
-            if let Some(Answered { id, outcome }) = node.client.poll_event() {
+            if let Some(Event::Answered { id, outcome }) = node.client.poll_event() {
                 self.trace.push(format!("{now} node {index}: request {id:?}: {outcome:?}"));
                 let twice = node.answers.insert(id, (now, outcome));
                 assert_eq!(twice, None, "request {id:?} answered twice");

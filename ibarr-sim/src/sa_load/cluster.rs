@@ -228,7 +228,7 @@ impl Cluster {
             freshness: Freshness::Any,
             deadline,
         };
-        this.paths.resolve(self.now, request);
+        this.paths.handle_input(self.now, Input::Resolve(request));
         self.settle(node);
     }
 
@@ -243,7 +243,7 @@ impl Cluster {
             let is_first = queries(&self.nodes[node]) > before;
             self.arrives(node, &transmit, is_first);
         }
-        while let Some(answered) = self.nodes[node].paths.poll_event() {
+        while let Some(paths::Event::Answered(answered)) = self.nodes[node].paths.poll_event() {
             match answered.outcome {
                 Outcome::Found { record, source } => {
                     let is_wrong = Fields::parse(&record)

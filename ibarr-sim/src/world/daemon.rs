@@ -163,7 +163,7 @@ impl World {
                 let opened = local_service::Input::Opened { port_id: PORT_ID, is_member: true };
                 Input::LocalService(opened)
             }
-            Inbox::View(input) => return daemon.core.handle_input(now, Input::View(*input)),
+            Inbox::View(input) => return daemon.core.handle_input(now, Input::View(input.clone())),
             &Inbox::Route(candidate, route) => {
                 Input::Client(client::Input::Route { candidate, route })
             }

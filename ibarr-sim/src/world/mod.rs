@@ -92,7 +92,7 @@ struct World {
     steps: (u64, u32),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum What {
     /// The daemon has work.
     Turn(Id),
@@ -136,7 +136,7 @@ enum What {
     Looks(Id),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Due {
     at: Instant,
     order: u64,

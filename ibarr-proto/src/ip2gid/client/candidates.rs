@@ -74,8 +74,7 @@ fn way(flight: &Flight, candidate: Candidate, route: Route, vrf: Option<IfIndex>
 }
 
 impl Client {
-    /// Interfaces or routes have changed.
-    pub fn network_changed(&mut self, egresses: BTreeMap<IfIndex, Egress>) {
+    pub(super) fn network_changed(&mut self, egresses: BTreeMap<IfIndex, Egress>) {
         self.candidates = Candidates { egresses, answered: BTreeMap::new() };
     }
 

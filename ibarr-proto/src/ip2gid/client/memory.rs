@@ -44,8 +44,7 @@ impl Client {
     /// In the second half of that time the peer is asked behind the answer, so that a caller that
     /// asks again and again never waits. A user is given what the kernel's
     /// neighbour entry said, too.
-    pub fn recall(&mut self, now: Instant, question: Question, caller: Caller) -> Option<Cached> {
-        self.advance(now);
+    pub(super) fn recall(&mut self, question: Question, caller: Caller) -> Option<Cached> {
         let mut cached = self.cache.peek(question).filter(|cached| self.is_fresh(cached));
         if cached.is_some_and(|cached| self.old_prefixes.doubts(&cached)) {
             self.counters.count(Counter::Doubted);

@@ -75,7 +75,7 @@ pub use slowest::Slow;
 pub use sockets::SocketId;
 pub use table::Cached;
 pub use types::{
-    Answered, Candidate, Counter, Egress, Input, Output, Request, Route, SocketEvent, Transmit,
+    Candidate, Counter, Egress, Event, Input, Output, Request, Route, SocketEvent, Transmit,
 };
 
 /// Resolves IP addresses to GIDs by asking their owners.
@@ -103,7 +103,7 @@ pub struct Client {
     /// Flights that ask behind an answer.
     refreshing: usize,
     sockets: VecDeque<SocketEvent>,
-    answered: VecDeque<Answered>,
+    events: VecDeque<Event>,
     counters: Counters<Counter>,
 }
 
@@ -128,7 +128,7 @@ impl Client {
             swept_at: Instant::BOOT,
             refreshing: 0,
             sockets: VecDeque::new(),
-            answered: VecDeque::new(),
+            events: VecDeque::new(),
             counters: Counters::default(),
             config,
         }
@@ -157,6 +157,13 @@ impl Client {
                 self.ask_peer(&request);
             }
             Input::Resolve(request) => self.resolve(&request),
+            Input::Recall(request) => {
+                let remembered = self.recall(request.question, request.caller);
+                self.events.push_back(remembered.map_or(Event::NotRemembered(request), |cached| {
+                    Event::Answered { id: request.id, outcome: cached.into() }
+                }));
+            }
+            Input::Network(egresses) => self.network_changed(egresses),
             Input::Cancel { id } => self.cancel(id),
             Input::Route { candidate, route } => self.route(candidate, route),
             Input::Neighbour { question, gid } => self.neighbour_answered(question, gid),
@@ -256,9 +263,9 @@ impl Client {
         })
     }
 
-    /// The next answer to a request.
-    pub fn poll_event(&mut self) -> Option<Answered> {
-        self.answered.pop_front()
+    /// The next event for another core.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
     }
 
     /// The counters.
@@ -288,7 +295,7 @@ impl Client {
     fn resolve(&mut self, request: &Request) {
         let &Request { id, caller, question, .. } = request;
         if !self.flights.is_waiting(id) {
-            if let Some(cached) = self.recall(self.now, question, caller) {
+            if let Some(cached) = self.recall(question, caller) {
                 self.counters.count(Counter::Requests);
                 self.counters.count(Counter::CacheHits);
                 return self.answer(id, cached.into());
@@ -601,7 +608,7 @@ impl Client {
             Outcome::Unreachable => Counter::Unreachable,
             Outcome::Overloaded => Counter::Overloaded,
         });
-        self.answered.push_back(Answered { id, outcome });
+        self.events.push_back(Event::Answered { id, outcome });
     }
 
     fn set_timer(&mut self, id: FlightId) {

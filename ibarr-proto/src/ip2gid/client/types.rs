@@ -2,6 +2,7 @@
 
 //! The client's inputs and outputs.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -92,11 +93,16 @@ pub struct Request {
 }
 
 /// An input of the client.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Input<'a> {
-    /// A caller asks for a GID. Exactly one [`Answered`] follows, unless the request is cancelled.
+    /// A caller asks for a GID. Exactly one [`Event::Answered`] follows, unless the request is cancelled.
     Resolve(Request),
+    /// The same, but nobody waits for the peer: [`Event::Answered`] follows at once with a remembered answer that is
+    /// fresh, or else [`Event::NotRemembered`].
+    Recall(Request),
+    /// Interfaces or routes have changed.
+    Network(BTreeMap<IfIndex, Egress>),
     /// The caller no longer wants the answer.
     Cancel { id: RequestId },
     /// The answer to [`Output::Route`].
@@ -174,12 +180,14 @@ pub struct Transmit {
     pub payload: Datagram,
 }
 
-/// The answer to a request.
+/// What another core is told.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
-pub struct Answered {
-    pub id: RequestId,
-    pub outcome: Outcome,
+pub enum Event {
+    /// The answer to a request.
+    Answered { id: RequestId, outcome: Outcome },
+    /// [`Input::Recall`] has found nothing.
+    NotRemembered(Request),
 }
 
 /// What the driver is to do with a socket.

@@ -11,7 +11,7 @@ use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum, ServiceId};
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Request as SaRequest};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
-    self as core, Answered, Config, Input, Outcome, PortFacts, PortName, Request, RequestId, Source,
+    self as core, Config, Event, Input, Outcome, PortFacts, PortName, Request, RequestId, Source,
 };
 use ibarr_proto::request::{Caller, Freshness, UserRequest};
 use ibarr_proto::sa::{self, PortIndex};
@@ -67,9 +67,9 @@ impl Memory for Paths {
 
     fn knows(&mut self, number: u32) -> bool {
         let request = self.request(number);
-        self.core.resolve(LATER, request);
-        let answered = self.core.poll_event().map(|Answered { outcome, .. }| outcome);
-        matches!(answered, Some(Outcome::Found { source: Source::Cache, .. }))
+        self.core.handle_input(LATER, Input::Resolve(request));
+        let Some(Event::Answered(answered)) = self.core.poll_event() else { return false };
+        matches!(answered.outcome, Outcome::Found { source: Source::Cache, .. })
     }
 }
 
@@ -98,7 +98,7 @@ impl Paths {
 
     fn ask(&mut self, number: u32) -> Result<()> {
         let request = self.request(number);
-        self.core.resolve(START, request);
+        self.core.handle_input(START, Input::Resolve(request));
         self.core.handle_timeout(START);
         while let Some(transmit) = self.core.poll_transmit() {
             let asked = SaRequest::parse(transmit.mad.as_ref())?;

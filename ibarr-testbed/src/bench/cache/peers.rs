@@ -12,7 +12,7 @@ use ibarr_common::wire::ip2gid::Query;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::{
-    Client, Config, Input, Output, Request, RequestId, Route, Settings, SocketEvent,
+    Client, Config, Event, Input, Output, Request, RequestId, Route, Settings, SocketEvent,
 };
 use ibarr_proto::request::{Caller, Freshness, UserRequest};
 use rand_chacha::ChaCha12Rng;
@@ -50,22 +50,22 @@ impl Memory for Peers {
     }
 
     fn knows(&mut self, question: Question) -> bool {
-        self.0.recall(LATER, question, Caller::Kernel).is_some()
+        let request = request(question, LATER);
+        self.0.handle_input(LATER, Input::Recall(request));
+        matches!(self.0.poll_event(), Some(Event::Answered { .. }))
     }
+}
+
+fn request(question: Question, asked_at: Instant) -> Request {
+    let (id, deadline) =
+        (RequestId::User(UserRequest::Control(0)), asked_at + Duration::from_secs(3));
+    let (caller, freshness) = (Caller::Kernel, Freshness::Any);
+    Request { id, caller, question, asked_at, deadline, freshness }
 }
 
 /// Makes `client` ask `question`, and gives it the peer's answer.
 fn answer(client: &mut Client, question: Question) -> Result<()> {
-    let (id, deadline) = (RequestId::User(UserRequest::Control(0)), START + Duration::from_secs(3));
-    let input = Input::Resolve(Request {
-        id,
-        caller: Caller::Kernel,
-        question,
-        asked_at: START,
-        deadline,
-        freshness: Freshness::Any,
-    });
-    client.handle_input(START, input);
+    client.handle_input(START, Input::Resolve(request(question, START)));
     let gateway = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254));
     let ifindex = IfIndex::new(4).context("4 is not 0")?;
     let mut is_answered = false;

@@ -141,7 +141,7 @@ impl Rig {
 
     pub(super) fn drain(&mut self) {
         loop {
-            let input = if let Some(Answered { id, outcome }) = self.client.poll_event() {
+            let input = if let Some(Event::Answered { id, outcome }) = self.client.poll_event() {
                 let twice = self.answers.insert(id, (self.now, outcome));
                 assert_eq!(twice, None, "request {id:?} answered twice");
                 continue;
