@@ -28,6 +28,7 @@ mod responder;
 mod rig;
 mod rtnetlink;
 mod rxe_speed;
+mod shell;
 mod silent;
 #[expect(unsafe_code, reason = "system calls without a safe wrapper")]
 mod sys;
@@ -69,12 +70,12 @@ fn main() -> ExitCode {
             Err(error) => failure(Err(error)),
         },
         [_, "service"] => failure(cluster::service()),
-        [_, cluster::there::COMMAND, ..] => cluster::there::stand_for(&arguments[2..]),
+        [_, rig::STAND_IN, ..] => cluster::there::stand_for(&arguments[2..]),
         [_, "run-tutorial"] => tutorial::run(),
         [_, "rxe-speed"] => rxe_speed::run(),
         [_, "acm-speed"] => acm::speed::run(),
         [_, acm::speed::PLAIN] => failure(acm::speed::plain()),
-        [_, "shell"] => rig::shell(),
+        [_, "shell"] => shell::run(),
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
             ibtun::run(records.parse().unwrap_or_default())
         }

@@ -13,7 +13,7 @@ use ibarr_user::control::messages::Request;
 use serde_json::Value;
 
 use crate::report::Report;
-use crate::rig::{self, B, Ibarr, N, Place, Rig, eventually, ip};
+use crate::rig::{self, B, Ibarr, N, Place, Rig, eventually, inside, ip};
 
 /// Addresses of the node that answers.
 const TARGETS: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
@@ -159,7 +159,7 @@ fn counts(daemon: &Ibarr) -> Result<(u64, u64)> {
 fn ask(place: Place, target: &str, queries: u32) -> Result<()> {
     let target: IpAddr = target.parse()?;
     let link = ip(N, &format!("-o link show dev {INTERFACE}"))?;
-    place.inside(move || {
+    inside(place, move || {
         let socket = UdpSocket::bind(if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
         socket.set_read_timeout(Some(Duration::from_secs(5)))?;
         socket.connect((target, PORT))?;

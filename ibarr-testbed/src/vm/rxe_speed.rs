@@ -10,10 +10,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::acm::speed::cpu_time;
 use crate::init::{self, LATER};
 use crate::report::Report;
-use crate::rig::{self, Place, Rig};
+use crate::rig::{self, Place, Rig, cpu_time};
 use crate::wire::{self, End, OTHER, OURS, SAME};
 
 /// Each program with each device in turn, so often.

@@ -20,7 +20,7 @@ use ibarr_common::wire::path_record::PathRecordWire;
 use super::compare::{self, SOCKET};
 use crate::OWN;
 use crate::report::Report;
-use crate::rig::{INTERFACES, Ibarr, N, Place, Rig, eventually, spawn};
+use crate::rig::{INTERFACES, Ibarr, N, Place, Rig, cpu_time, eventually, spawn};
 
 /// Each server in turn, so often.
 const ROUNDS: usize = 3;
@@ -228,15 +228,4 @@ fn told(server: Server, client: &mut UnixStream) -> Result<()> {
     let reply = Reply::parse(bytes.get(..len).unwrap_or_default());
     ensure!(matches!(reply, Ok((_, Reply::Paths(..)))), "{reply:?}");
     Ok(())
-}
-
-/// What all threads of a process have used, in the scheduler's account.
-pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
-    let mut used = Duration::ZERO;
-    for task in fs::read_dir(format!("/proc/{pid}/task")).context("no process")? {
-        let text = fs::read_to_string(task?.path().join("schedstat")).context("schedstat")?;
-        let nanos = text.split_whitespace().next().context("schedstat")?;
-        used += Duration::from_nanos(nanos.parse()?);
-    }
-    Ok(used)
 }

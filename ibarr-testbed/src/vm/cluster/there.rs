@@ -22,8 +22,6 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
 use nix::unistd::Pid;
 
-/// The argument with which this program stands for a command of the other guest.
-pub(crate) const COMMAND: &str = "there";
 /// A command that ends the other guest.
 pub(crate) const END: &str = "end";
 

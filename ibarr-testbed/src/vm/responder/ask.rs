@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use ibarr_common::wire::ip2gid::PORT;
 
-use crate::rig::{B, Place};
+use crate::rig::{B, Place, inside};
 
 /// Long enough to find a neighbour, a path and a connection.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -55,7 +55,7 @@ impl Asker {
 
     fn exchange(&self, id: u32, patience: Duration) -> Result<Option<Reply>> {
         let target: IpAddr = self.target.parse()?;
-        self.place.inside(|| {
+        inside(self.place, || {
             let any = if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any)?;
             socket.set_read_timeout(Some(patience))?;

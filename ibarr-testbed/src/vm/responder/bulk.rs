@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use crate::rig::N;
+use crate::rig::{N, inside};
 
 /// Address of the node in the same subnet.
 const ADDRESS: &str = "10.1.0.2:5001";
@@ -21,7 +21,7 @@ const TIME: Duration = Duration::from_millis(800);
 
 /// Received bytes a second.
 pub(super) fn stream() -> Result<f64> {
-    let listener = N.inside(|| TcpListener::bind(ADDRESS).context(ADDRESS))?;
+    let listener = inside(N, || TcpListener::bind(ADDRESS).context(ADDRESS))?;
     let sender = TcpStream::connect_timeout(&ADDRESS.parse()?, PATIENCE).context(ADDRESS)?;
     let (receiver, _) = listener.accept()?;
     thread::scope(|scope| {

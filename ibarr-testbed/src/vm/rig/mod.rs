@@ -22,29 +22,27 @@ mod caller;
 pub(crate) mod capture;
 mod connections;
 mod ibarr;
+mod nudges;
 mod process;
 mod query;
 mod sysfs;
 pub(crate) mod verbs;
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
-use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ibarr_testbed::lab::netns;
-use nix::sys::termios::{OutputFlags, SetArg, tcgetattr, tcsetattr};
-
-use crate::report::Report;
 
 pub(crate) use self::caller::Caller;
 pub(crate) use self::connections::{
-    Connection, is_listening, pair, rping, rping_from, rping_lossy, stream, survive_nudges,
+    Connection, is_listening, pair, rping, rping_from, rping_lossy, stream,
 };
 pub(crate) use self::ibarr::{Ibarr, bpf_dir};
-pub(crate) use self::process::{Process, RESULTS, run, spawn};
+pub(crate) use self::nudges::survive_nudges;
+pub(crate) use self::process::{Process, RESULTS, STAND_IN, cpu_time, run, spawn};
 pub(crate) use self::query::query;
 
 /// Where a command runs.
@@ -56,17 +54,6 @@ pub(crate) enum Place {
     Netns(&'static str),
     /// The other guest of `vm cluster`.
     Other,
-}
-
-impl Place {
-    /// Does `work` there. Sockets that it makes stay there.
-    pub(crate) fn inside<T: Send>(self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        match self {
-            Self::Here => work(),
-            Self::Netns(name) => netns::inside(name, work),
-            Self::Other => bail!("the other guest runs programs only"),
-        }
-    }
 }
 
 /// The node behind the router.
@@ -340,34 +327,12 @@ pub(crate) fn connected_mode(place: Place, name: &str) -> Result<()> {
     ip(place, &format!("link set {name} mtu 65520")).map(drop)
 }
 
-/// Sets up the rig, and starts a shell at the second serial port.
-pub(crate) fn shell() -> ExitCode {
-    const TERMINAL: &str = "/dev/ttyS1";
-    let shell = || -> Result<()> {
-        Report::note("starting the fabric, OpenSM and IPoIB; this takes a while");
-        let rig = Rig::up()?;
-        Report::note(
-            "here: ib0 10.1.0.1; `ip netns exec b`: ib1 10.2.0.1; r is the router between",
-        );
-        Report::note("ping 10.2.0.1, ibnetdiscover, saquery, ibfab show; exit ends the machine");
-        let open = || File::options().read(true).write(true).open(TERMINAL).context(TERMINAL);
-        // `init` has switched this off for reports.
-        let terminal = open()?;
-        let mut settings = tcgetattr(&terminal)?;
-        settings.output_flags.insert(OutputFlags::OPOST | OutputFlags::ONLCR);
-        tcsetattr(&terminal, SetArg::TCSANOW, &settings)?;
-        let mut shell = Command::new("busybox");
-        shell.args(["setsid", "-c", "busybox", "sh", "-i"]).env("PS1", "# ");
-        shell.stdin(open()?).stdout(open()?).stderr(terminal).status().context("busybox")?;
-        drop(rig);
-        Ok(())
-    };
-    match shell() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            Report::note(format!("{error:#}"));
-            ExitCode::FAILURE
-        }
+/// Does `work` at a place. Sockets that it makes stay there.
+pub(crate) fn inside<T: Send>(place: Place, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    match place {
+        Place::Here => work(),
+        Place::Netns(name) => netns::inside(name, work),
+        Place::Other => bail!("the other guest runs programs only"),
     }
 }
 

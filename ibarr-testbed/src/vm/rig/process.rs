@@ -17,10 +17,12 @@ use nix::unistd::Pid;
 
 use super::Place;
 use crate::OWN;
-use crate::cluster::there;
 
 /// The host copies the files of this directory to `target/vm` when the guest ends.
 pub(crate) const RESULTS: &str = "/results";
+
+/// The argument with which this program stands for a command of the other guest.
+pub(crate) const STAND_IN: &str = "there";
 
 /// A running program. It is killed when this is dropped.
 #[derive(Debug)]
@@ -81,12 +83,23 @@ fn command(place: Place, words: &[&str]) -> Result<Command> {
         }
         Place::Other => {
             let mut command = Command::new(OWN);
-            command.args([there::COMMAND, program]);
+            command.args([STAND_IN, program]);
             command
         }
     };
     command.args(arguments);
     Ok(command)
+}
+
+/// What all threads of a process have used, in the scheduler's account.
+pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
+    let mut used = Duration::ZERO;
+    for task in fs::read_dir(format!("/proc/{pid}/task")).context("no process")? {
+        let text = fs::read_to_string(task?.path().join("schedstat")).context("schedstat")?;
+        let nanos = text.split_whitespace().next().context("schedstat")?;
+        used += Duration::from_nanos(nanos.parse()?);
+    }
+    Ok(used)
 }
 
 impl Process {

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::{MAX_LEN, MsgId, PORT, Query, Reply, Version};
 
-use super::Place;
+use super::{Place, inside};
 
 /// The GID in the answer of `target` to a query from `place`; `None` if no answer comes in that time.
 pub(crate) fn query(place: Place, target: &str, patience: Duration) -> Result<Option<Gid>> {
@@ -18,7 +18,7 @@ pub(crate) fn query(place: Place, target: &str, patience: Duration) -> Result<Op
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    place.inside(move || {
+    inside(place, move || {
         // Each query has its own socket, so a late answer is not read.
         let socket = UdpSocket::bind((any, 0))?;
         socket.set_read_timeout(Some(patience))?;
