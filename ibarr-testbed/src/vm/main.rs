@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The guest's side of `cargo xtask vm`. As the first process, this program sets up the virtual machine
-//! and runs a command. That command is usually this program again, with a scenario's name.
+//! The guest's side of `cargo xtask vm`: scenarios with `ibarr`. [`init`] runs this program again, with a
+//! scenario's name.
 
 #![deny(unsafe_code)]
 
@@ -14,16 +14,13 @@ mod flid;
 mod floating;
 mod hello;
 mod ibtun;
-mod init;
 mod join;
-mod kernel_log;
 mod ls;
 mod next_hops;
 mod no_ipv6;
 mod operator;
 mod pyverbs;
 mod rails;
-mod report;
 mod responder;
 mod rig;
 mod rtnetlink;
@@ -41,6 +38,7 @@ use std::env;
 use std::process::{self, ExitCode};
 
 use anyhow::Result;
+use ibtun_guest::{OWN, init, kernel_log, report};
 
 use self::ls::Clock;
 
@@ -103,8 +101,6 @@ fn failure(outcome: Result<Infallible>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Path of this program in the guest.
-const OWN: &str = "/bin/ibarr-guest";
 /// The command that `ls` runs if no daemon is given.
 const RESPONDER: &str = "ls-responder";
 /// Option of `ls` for a clock that counts instructions.

@@ -15,13 +15,13 @@ use super::cpio::Archive;
 use super::kernel::Module;
 use crate::artifacts::{self, Artifact};
 
-/// Paths that the guest's `init` reads. `ibarr-testbed/src/vm/init.rs` has the same.
+/// Paths that the guest's `init` reads. `ibtun/guest/src/init.rs` has the same.
 const COMMAND: &str = "/command";
 const MODULES: &str = "/modules";
 /// Modules that a scenario loads itself.
 const LATER: &str = "/later";
 /// The guest's first program, which runs [`COMMAND`].
-pub(super) const INIT: &str = "/bin/ibarr-guest";
+pub(super) const INIT: &str = "/bin/guest";
 
 /// A program, or one of its libraries, in the guest.
 pub(super) struct Program {

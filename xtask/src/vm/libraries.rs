@@ -14,7 +14,7 @@ use object::{Object as _, ObjectSection as _};
 use super::image::Program;
 use crate::process;
 
-/// The directory of libraries in the guest. `ibarr-testbed/src/vm/init.rs` has the same.
+/// The directory of libraries in the guest. `ibtun/guest/src/init.rs` has the same.
 const DIRECTORY: &str = "/lib64";
 
 /// The program `name` of the packages unpacked in `root`, and its libraries. Libraries that are not in

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The result files of a guest, which writes them to a disk as a tar archive
-//! (`ibarr-testbed/src/vm/init.rs`).
+//! (`ibtun/guest/src/init.rs`).
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The files of a guest with real InfiniBand software: our fabric, and Debian's programs.
-//! `ibarr-testbed/src/vm/rig` makes a network of them.
+//! `ibtun/guest/src/rig` makes a network of them.
 
 use std::path::Path;
 

@@ -11,18 +11,19 @@ use super::Interface;
 
 impl Interface {
     /// The content of a file in the port's directory.
-    pub(crate) fn attribute(&self, name: &str) -> Result<String> {
+    pub fn attribute(&self, name: &str) -> Result<String> {
         let file = format!("/sys/class/infiniband/{}/{name}", self.port);
         Ok(fs::read_to_string(&file).context(file)?.trim().to_owned())
     }
 
-    pub(crate) fn lid(&self) -> Result<u16> {
+    /// The LID that the subnet manager gave it.
+    pub fn lid(&self) -> Result<u16> {
         let text = self.attribute("lid")?;
         Ok(u16::from_str_radix(text.trim_start_matches("0x"), 16)?)
     }
 
     /// The first GID, which IPoIB uses.
-    pub(crate) fn gid(&self) -> Result<Gid> {
+    pub fn gid(&self) -> Result<Gid> {
         Ok(self.attribute("gids/0")?.parse()?)
     }
 }

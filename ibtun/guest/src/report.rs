@@ -10,14 +10,14 @@ use anyhow::Result;
 
 /// A scenario's report, written to standard output as it grows.
 #[derive(Debug, Default)]
-pub(crate) struct Report {
+pub struct Report {
     claims: u32,
     failures: u32,
 }
 
 impl Report {
     /// Reports that `claim` holds if `proof` is `Ok`. Returns the value of the proof.
-    pub(crate) fn claim<T>(&mut self, claim: &str, proof: Result<T>) -> Option<T> {
+    pub fn claim<T>(&mut self, claim: &str, proof: Result<T>) -> Option<T> {
         self.claims += 1;
         match proof {
             Ok(proof) => {
@@ -34,18 +34,19 @@ impl Report {
     }
 
     /// Prints a note that is no claim.
-    pub(crate) fn note(note: impl Display) {
+    pub fn note(note: impl Display) {
         for line in note.to_string().lines() {
             println!("# {line}");
         }
     }
 
     /// Prints a measured figure. The host prints it again when all scenarios have run.
-    pub(crate) fn figure(figure: impl Display) {
+    pub fn figure(figure: impl Display) {
         println!("# figure: {figure}");
     }
 
-    pub(crate) fn end(self) -> ExitCode {
+    /// Tells the host how many claims there were. The status is whether all hold.
+    pub fn end(self) -> ExitCode {
         println!("1..{}", self.claims);
         if self.failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }

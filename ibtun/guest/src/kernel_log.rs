@@ -18,7 +18,7 @@ const EXCUSED: [(&str, &str); 1] = [("rdmavt/qp.c:", "rvt_post_send+")];
 ///
 /// # Errors
 /// The beginning of the log is lost.
-pub(crate) fn lines() -> Result<Vec<String>> {
+pub fn lines() -> Result<Vec<String>> {
     let mut options = OpenOptions::new();
     let file = options.read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg");
     let mut file = file.context("/dev/kmsg")?;
@@ -40,7 +40,7 @@ pub(crate) fn lines() -> Result<Vec<String>> {
 }
 
 /// Fails if the kernel has warned or worse, whatever the command's status is.
-pub(crate) fn is_sound() -> Result<()> {
+pub fn is_sound() -> Result<()> {
     /// Bits of Documentation/admin-guide/tainted-kernels.rst.
     const WARNED: u64 = 1 << 9;
     /// Machine check, bad page, died, soft lockup.

@@ -10,19 +10,19 @@ use nix::sys::signal::Signal;
 use super::{Place, Process, eventually, run, spawn};
 
 /// rping here reads and writes the memory of the other end, and checks the data.
-pub(crate) fn rping(place: Place, target: &str) -> Result<()> {
+pub fn rping(place: Place, target: &str) -> Result<()> {
     rping_from(Place::Here, place, target)
 }
 
 /// The same with its client elsewhere.
-pub(crate) fn rping_from(client: Place, place: Place, target: &str) -> Result<()> {
+pub fn rping_from(client: Place, place: Place, target: &str) -> Result<()> {
     ended_well(rping_with(client, place, target)?)
 }
 
 /// The same while packets are lost. The client tells the connection's end once, and exits (in
 /// drivers/infiniband/core/cm.c, destroying an identifier gives up the retries of its DREQ), so the server may
 /// never hear of it.
-pub(crate) fn rping_lossy(client: Place, place: Place, target: &str) -> Result<()> {
+pub fn rping_lossy(client: Place, place: Place, target: &str) -> Result<()> {
     rping_with(client, place, target)?.kill()
 }
 
@@ -39,7 +39,7 @@ fn rping_with(client: Place, place: Place, target: &str) -> Result<Process> {
 }
 
 /// `udaddy` (datagrams) or `ucmatose` (connections).
-pub(crate) fn pair(program: &str, place: Place, target: &str) -> Result<()> {
+pub fn pair(program: &str, place: Place, target: &str) -> Result<()> {
     let server = spawn(&format!("{program}-server"), place, &[program, "-b", target])?;
     is_listening(&server)?;
     let client = run(Place::Here, &[program, "-s", target]);
@@ -49,7 +49,7 @@ pub(crate) fn pair(program: &str, place: Place, target: &str) -> Result<()> {
 }
 
 /// A stream of rsockets, whose data is checked.
-pub(crate) fn stream(place: Place, target: &str) -> Result<()> {
+pub fn stream(place: Place, target: &str) -> Result<()> {
     let both = ["-S", "4096", "-I", "2", "-C", "10", "-T", "v"];
     let server = spawn("rstream-server", place, &[&["rstream", "-b", target], &both[..]].concat())?;
     is_listening(&server)?;
@@ -62,14 +62,14 @@ pub(crate) fn stream(place: Place, target: &str) -> Result<()> {
 }
 
 /// A connection of rping, in use until it is closed.
-pub(crate) struct Connection {
+pub struct Connection {
     server: Process,
     client: Process,
 }
 
 impl Connection {
     /// The connection with this number, of those that are open at once.
-    pub(crate) fn open(number: usize, place: Place, target: &str) -> Result<Self> {
+    pub fn open(number: usize, place: Place, target: &str) -> Result<Self> {
         let both = ["-V", "-S", "100", "-a", target];
         let words = [&["rping", "-s"], &both[..]].concat();
         let server = spawn(&format!("rping-server-{number}"), place, &words)?;
@@ -82,7 +82,7 @@ impl Connection {
     }
 
     /// Data goes in both directions, and neither end has reported anything else.
-    pub(crate) fn goes_on(&self) -> Result<()> {
+    pub fn goes_on(&self) -> Result<()> {
         let pings = || -> Result<usize> {
             Ok(self.client.said()?.matches("ping data: rdma-ping-").count())
         };
@@ -99,12 +99,14 @@ impl Connection {
         Ok(())
     }
 
-    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+    /// Sends a signal to both ends.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
         self.server.signal(signal)?;
         self.client.signal(signal)
     }
 
-    pub(crate) fn close(mut self) -> Result<()> {
+    /// Ends both, if neither has ended by itself.
+    pub fn close(mut self) -> Result<()> {
         self.server.check_alive()?;
         self.client.check_alive()?;
         self.client.kill()?;
@@ -119,7 +121,7 @@ fn ended_well(server: Process) -> Result<()> {
 }
 
 /// A server of librdmacm does not report that it listens, but the kernel lists its identifiers.
-pub(crate) fn is_listening(server: &Process) -> Result<()> {
+pub fn is_listening(server: &Process) -> Result<()> {
     are_listening(1, server)
 }
 

@@ -23,7 +23,7 @@ const COMMAND: &str = "/command";
 const MODULES: &str = "/modules";
 
 /// Modules that a scenario loads itself.
-pub(crate) const LATER: &str = "/later";
+pub const LATER: &str = "/later";
 
 /// The host gets the files of this directory, by way of the disk.
 const RESULTS: &str = crate::rig::RESULTS;
@@ -44,7 +44,11 @@ const STATUS_BASE: u8 = 70;
 /// the cause.
 const MAX_STATUS: u8 = 127 - STATUS_BASE;
 
-pub(crate) fn run() -> ! {
+/// Runs the command of the image, and ends the machine with its status.
+///
+/// # Panics
+/// The machine cannot be powered off. The kernel then ends it, because its first process has died.
+pub fn run() -> ! {
     let outcome = set_up().and_then(|()| command());
     let kept = keep_results();
     let outcome = outcome.and_then(|status| kept.map(|()| status));
@@ -82,7 +86,7 @@ fn set_up() -> Result<()> {
 
 /// Loads the modules of a directory in the order of their names, if the directory exists. Those that are loaded
 /// already are left as they are.
-pub(crate) fn load(directory: &str) -> Result<()> {
+pub fn load(directory: &str) -> Result<()> {
     let Ok(entries) = fs::read_dir(directory) else { return Ok(()) };
     let entries = entries.map(|entry| Ok(entry?.path()));
     let mut modules = entries.collect::<std::io::Result<Vec<PathBuf>>>()?;
@@ -94,7 +98,7 @@ pub(crate) fn load(directory: &str) -> Result<()> {
 }
 
 /// Loads a module of the guest again, after it was unloaded.
-pub(crate) fn load_again(name: &str) -> Result<()> {
+pub fn load_again(name: &str) -> Result<()> {
     let entries = fs::read_dir(MODULES).context(MODULES)?;
     let modules = entries.map(|entry| Ok(entry?.path()));
     let modules = modules.collect::<std::io::Result<Vec<PathBuf>>>()?;

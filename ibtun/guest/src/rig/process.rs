@@ -19,14 +19,14 @@ use super::Place;
 use crate::OWN;
 
 /// The host copies the files of this directory to `target/vm` when the guest ends.
-pub(crate) const RESULTS: &str = "/results";
+pub const RESULTS: &str = "/results";
 
 /// The argument with which this program stands for a command of the other guest.
-pub(crate) const STAND_IN: &str = "there";
+pub const STAND_IN: &str = "there";
 
 /// A running program. It is killed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     name: String,
     place: Place,
     child: Child,
@@ -40,7 +40,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 ///
 /// # Errors
 /// The program failed or took too long. The error has its output.
-pub(crate) fn run(place: Place, words: &[&str]) -> Result<String> {
+pub fn run(place: Place, words: &[&str]) -> Result<String> {
     static RUNS: AtomicU32 = AtomicU32::new(0);
     let file = env::temp_dir().join(format!("run-{}", RUNS.fetch_add(1, Ordering::Relaxed)));
     let output = File::create(&file).with_context(|| file.display().to_string())?;
@@ -55,7 +55,7 @@ pub(crate) fn run(place: Place, words: &[&str]) -> Result<String> {
 }
 
 /// Starts a program. Its output goes to the file `name` of the results.
-pub(crate) fn spawn(name: &str, place: Place, words: &[&str]) -> Result<Process> {
+pub fn spawn(name: &str, place: Place, words: &[&str]) -> Result<Process> {
     let file = format!("{RESULTS}/{name}.log");
     let mut log = File::options().create(true).append(true).open(&file).context(file)?;
     writeln!(log, "$ {}", words.join(" "))?;
@@ -92,7 +92,7 @@ fn command(place: Place, words: &[&str]) -> Result<Command> {
 }
 
 /// What all threads of a process have used, in the scheduler's account.
-pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
+pub fn cpu_time(pid: u32) -> Result<Duration> {
     let mut used = Duration::ZERO;
     for task in fs::read_dir(format!("/proc/{pid}/task")).context("no process")? {
         let text = fs::read_to_string(task?.path().join("schedstat")).context("schedstat")?;
@@ -104,39 +104,42 @@ pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
 
 impl Process {
     /// Its output so far.
-    pub(crate) fn said(&self) -> Result<String> {
+    pub fn said(&self) -> Result<String> {
         let file = format!("{RESULTS}/{}.log", self.name);
         fs::read_to_string(&file).context(file)
     }
 
-    pub(crate) fn place(&self) -> Place {
+    /// Where it was started.
+    pub fn place(&self) -> Place {
         self.place
     }
 
-    pub(crate) fn id(&self) -> u32 {
+    /// Its number in /proc.
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Its user, capabilities and more (proc(5)).
-    pub(crate) fn status(&self) -> Result<String> {
+    pub fn status(&self) -> Result<String> {
         let file = format!("/proc/{}/status", self.child.id());
         fs::read_to_string(&file).context(file)
     }
 
     /// Checks that the program has not ended.
-    pub(crate) fn check_alive(&mut self) -> Result<()> {
+    pub fn check_alive(&mut self) -> Result<()> {
         let ended = self.child.try_wait()?;
         ensure!(ended.is_none(), "{} has ended: {}", self.name, ended.unwrap_or_default());
         Ok(())
     }
 
-    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+    /// Sends it a signal, which it may catch.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = i32::try_from(self.child.id()).context("a process number")?;
         kill(Pid::from_raw(pid), signal).with_context(|| self.name.clone())
     }
 
     /// Waits for its end.
-    pub(crate) fn wait(mut self, patience: Duration) -> Result<ExitStatus> {
+    pub fn wait(mut self, patience: Duration) -> Result<ExitStatus> {
         let began = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {
@@ -147,13 +150,14 @@ impl Process {
         }
     }
 
-    pub(crate) fn kill(&mut self) -> Result<()> {
+    /// Kills it, and waits for its end.
+    pub fn kill(&mut self) -> Result<()> {
         self.child.kill().with_context(|| self.name.clone())?;
         self.child.wait().map(drop).with_context(|| self.name.clone())
     }
 
     /// Asks the program to end, and waits for its end.
-    pub(crate) fn stop(self) -> Result<ExitStatus> {
+    pub fn stop(self) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM)?;
         self.wait(Duration::from_secs(30))
     }

@@ -10,12 +10,12 @@ use ibarr_fabric::wire::packet::Packet;
 use super::RESULTS;
 
 /// Option and value with which `ibfab run` writes the file.
-pub(crate) fn options() -> [String; 2] {
+pub fn options() -> [String; 2] {
     ["--capture".to_owned(), format!("{RESULTS}/fabric.pcap")]
 }
 
 /// All packets so far that crossed a link, once for each link, from LRH to payload.
-pub(crate) fn packets() -> Result<Vec<Vec<u8>>> {
+pub fn packets() -> Result<Vec<Vec<u8>>> {
     let [_, file] = options();
     let capture = fs::read(&file).context(file)?;
     let mut packets = Vec::new();
@@ -36,7 +36,7 @@ pub(crate) fn packets() -> Result<Vec<Vec<u8>>> {
 }
 
 /// Those of reliable connections.
-pub(crate) fn connected(packets: &[Vec<u8>]) -> impl Iterator<Item = Packet<'_>> {
+pub fn connected(packets: &[Vec<u8>]) -> impl Iterator<Item = Packet<'_>> {
     /// The largest opcode of RC, but for acknowledges of atomics.
     const LAST: u8 = 0x17;
     packets.iter().filter_map(|packet| Packet::parse(packet).ok()).filter(|one| one.opcode <= LAST)

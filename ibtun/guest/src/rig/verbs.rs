@@ -12,26 +12,24 @@ use super::{PATIENCE, Place, Process, eventually, is_listening, run, spawn};
 
 /// One end of a connection: a port of an HCA.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct End<'a> {
-    pub(crate) place: Place,
-    pub(crate) device: &'a str,
-    pub(crate) port: &'a str,
+pub struct End<'a> {
+    /// Where its program runs.
+    pub place: Place,
+    /// The name of the HCA.
+    pub device: &'a str,
+    /// Its number, from 1.
+    pub port: &'a str,
 }
 
 /// One of libibverbs' examples, whose server is at the IP address `target`. If `options` has `-c`, both check
 /// what they receive.
-pub(crate) fn pingpong(
-    program: &str,
-    ends: [End<'_>; 2],
-    target: &str,
-    options: &[&str],
-) -> Result<()> {
+pub fn pingpong(program: &str, ends: [End<'_>; 2], target: &str, options: &[&str]) -> Result<()> {
     both_end_well(program, ends, target, options, " iters in ").map(drop)
 }
 
 /// The same while packets are lost. The end whose last acknowledge is lost fails: its peer has gone, and does not
 /// send it again. The other one has received all, and has heard that all it sent was received.
-pub(crate) fn pingpong_lossy(
+pub fn pingpong_lossy(
     program: &str,
     [server, client]: [End<'_>; 2],
     target: &str,
@@ -49,7 +47,7 @@ pub(crate) fn pingpong_lossy(
 ///
 /// With `-R` they make two connections. The server listens for the second when it has the first, and a client
 /// that is faster is rejected, as for a service that does not exist. Then they are started again.
-pub(crate) fn perftest(
+pub fn perftest(
     program: &str,
     ends: [End<'_>; 2],
     target: &str,
@@ -86,7 +84,7 @@ fn both_end_well(
 }
 
 /// Starts the server, and returns it with the command of its client.
-pub(crate) fn start(
+pub fn start(
     program: &str,
     server: End<'_>,
     client: End<'_>,
