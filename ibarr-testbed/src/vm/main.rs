@@ -6,39 +6,32 @@
 #![deny(unsafe_code)]
 
 mod acm;
-mod bring_up;
 mod cluster;
-mod diagnostics;
 mod events;
 mod flid;
 mod floating;
 mod hello;
-mod ibtun;
 mod join;
 mod ls;
 mod next_hops;
 mod no_ipv6;
 mod operator;
-mod pyverbs;
 mod rails;
 mod responder;
 mod rig;
 mod rtnetlink;
-mod rxe_speed;
 mod shell;
 mod silent;
 #[expect(unsafe_code, reason = "system calls without a safe wrapper")]
 mod sys;
 mod timings;
-mod tutorial;
-mod wire;
 
 use std::convert::Infallible;
 use std::env;
 use std::process::{self, ExitCode};
 
 use anyhow::Result;
-use ibtun_guest::{OWN, init, kernel_log, report};
+use ibtun_guest::{OWN, init, report};
 
 use self::ls::Clock;
 
@@ -49,15 +42,12 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "hello"] => hello::run(),
-        [_, "run-a"] => bring_up::run(),
         [_, "run-b"] => join::run(),
         [_, "run-c"] => timings::run(),
         [_, "run-d"] => responder::run(),
         [_, "run-e"] => events::run(),
         [_, "run-f"] => no_ipv6::run(),
         [_, "run-g"] => acm::run(),
-        [_, "run-h"] => wire::run(),
-        [_, "run-i"] => pyverbs::run(),
         [_, "run-j"] => flid::run(),
         [_, "run-k"] => floating::run(),
         [_, "run-l"] => rails::run(),
@@ -69,14 +59,9 @@ fn main() -> ExitCode {
         },
         [_, "service"] => failure(cluster::service()),
         [_, rig::STAND_IN, ..] => cluster::there::stand_for(&arguments[2..]),
-        [_, "run-tutorial"] => tutorial::run(),
-        [_, "rxe-speed"] => rxe_speed::run(),
         [_, "acm-speed"] => acm::speed::run(),
         [_, acm::speed::PLAIN] => failure(acm::speed::plain()),
         [_, "shell"] => shell::run(),
-        [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
-            ibtun::run(records.parse().unwrap_or_default())
-        }
         [own, "ls"] => ls::run(&[own.to_owned(), RESPONDER.to_owned()], true, Clock::Real),
         [own, "ls", STEADY] => {
             ls::run(&[own.to_owned(), RESPONDER.to_owned()], true, Clock::Steady)

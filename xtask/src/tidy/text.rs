@@ -20,6 +20,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "ibarr-user/src/bpf/",
     "ibarr-ebpf/src/",
     "ibtun/fabric/src/bin/ibfab/sys.rs",
+    "ibtun/proofs/src/sys.rs",
     "ibarr-testbed/src/vm/sys/",
 ];
 

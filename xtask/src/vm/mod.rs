@@ -193,11 +193,27 @@ impl Fabric {
         }
     }
 
+    /// Whether `ibtun/proofs` has it, and it does without `ibarr`.
+    fn proves_ibtun(self) -> bool {
+        matches!(self, Self::A | Self::H | Self::I | Self::Tutorial)
+    }
+
     /// Its text in `--help`.
     fn about(self) -> String {
         let value = self.to_possible_value();
         let help = value.as_ref().and_then(|value| value.get_help());
         help.map(ToString::to_string).unwrap_or_default()
+    }
+}
+
+impl Scenario {
+    /// The guest's own program.
+    fn program(&self) -> &'static str {
+        match self {
+            Self::Run { scenario: Some(scenario) } if scenario.proves_ibtun() => "ibtun-proofs",
+            Self::RxeSpeed | Self::Ibtun { .. } => "ibtun-proofs",
+            _ => "ibarr-guest",
+        }
     }
 }
 
@@ -350,15 +366,15 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
     let mut wanted = vec!["--package", "ibarr-testbed", "--example", "ibarr-guest"];
     wanted.extend(["--package", "ibarr-user", "--bin", "ibarr"]);
     let mut built = image::build(|arguments| workspace.cargo(arguments), "build", &wanted)?;
-    let fabric = ["--bin", "ibfab"];
-    built.extend(image::build(|arguments| workspace.house_cargo(arguments), "build", &fabric)?);
+    let wanted = ["--bin", "ibfab", "--bin", "ibtun-proofs"];
+    built.extend(image::build(|arguments| workspace.house_cargo(arguments), "build", &wanted)?);
     let program = |path: &str, name| image::ours(path, artifacts::binary(&built, name)?);
     let mut prepared = Prepared {
         name: "hello",
         about: String::new(),
         modules: &["tun"],
         later: &[],
-        programs: vec![program(image::INIT, "ibarr-guest")?],
+        programs: vec![program(image::INIT, scenario.program())?],
         files: &[],
         command: vec![image::INIT.to_owned()],
         processors: Processors::Two,
@@ -389,6 +405,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         }
         Scenario::Shell => {
             rig::prepare(workspace, "shell", &built, &mut prepared)?;
+            prepared.programs.push(program("/bin/ibarr", "ibarr")?);
             prepared.is_interactive = true;
             prepared.reports = false;
         }
@@ -478,7 +495,7 @@ fn prepare_run(
     rig::prepare(workspace, scenario.name(), built, prepared)?;
     prepared.about = scenario.about();
     prepared.processors = match scenario {
-        Fabric::A | Fabric::H | Fabric::I | Fabric::Tutorial => Processors::Two,
+        _ if scenario.proves_ibtun() => Processors::Two,
         // Its times must not depend on other work of the machine.
         Fabric::C => Processors::CountedAlone,
         // These attach the responder.
@@ -491,6 +508,10 @@ fn prepare_run(
             rig::with_pyverbs(workspace, prepared)?;
             rig::with_diagnostics(workspace, prepared)?;
         }
+        _ if scenario.proves_ibtun() => {}
+        _ => prepared.programs.push(image::ours("/bin/ibarr", artifacts::binary(built, "ibarr")?)?),
+    }
+    match scenario {
         Fabric::J => prepared.later = &["bonding"],
         Fabric::F => prepared.kernel_arguments = "ipv6.disable=1",
         _ => {}

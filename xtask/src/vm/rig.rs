@@ -180,10 +180,7 @@ pub(super) fn prepare(
     prepared.name = name;
     prepared.modules = MODULES;
     prepared.files = FILES;
-    for ours in ["ibarr", "ibfab"] {
-        let executable = artifacts::binary(built, ours)?;
-        prepared.programs.push(image::ours(&format!("/bin/{ours}"), executable)?);
-    }
+    prepared.programs.push(image::ours("/bin/ibfab", artifacts::binary(built, "ibfab")?)?);
     prepared.programs.extend(programs(workspace)?);
     prepared.command.push(name.to_owned());
     prepared.results = true;
@@ -262,7 +259,6 @@ pub(super) fn with_pyverbs(workspace: &Workspace, prepared: &mut Prepared) -> Re
 /// rights.
 pub(super) fn with_package(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
     let executable = package::program(workspace)?;
-    prepared.programs.retain(|program| program.path != "/bin/ibarr");
     let root = tools::root(workspace, &tools::RDMA)?;
     prepared.programs.extend(libraries::linked(&root, "ibarr", &executable)?);
     prepared.programs.extend(libraries::program(Path::new("/"), "setpriv")?);

@@ -2,7 +2,6 @@
 
 //! System calls without a safe wrapper.
 
-pub(crate) mod ibtun;
 pub(crate) mod rdma_cm;
 pub(crate) mod scheduler;
 pub(crate) mod tun;

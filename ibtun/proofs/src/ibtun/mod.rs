@@ -18,7 +18,7 @@ use nix::errno::Errno;
 
 use crate::kernel_log;
 use crate::report::Report;
-use crate::sys::ibtun::{self as sys, Create, Event, Guids, Ibtun, PKeys, Port};
+use crate::sys::{self, Create, Event, Guids, Ibtun, PKeys, Port};
 
 /// How long work of the kernel in the background may take.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -13,7 +13,7 @@ use rand_core::{Rng, SeedableRng as _};
 use super::{End, start_pingpong};
 use crate::report::Report;
 use crate::rig::{Place, Process, spawn};
-use crate::sys::ibtun::{self as sys, Create, Ibtun, Port};
+use crate::sys::{self, Create, Ibtun, Port};
 
 const SEED: u64 = 18;
 /// Packets that are changed and sent again.

@@ -12,7 +12,7 @@ use rand_core::{Rng, SeedableRng as _};
 
 use super::{active, counter, returned};
 use crate::report::Report;
-use crate::sys::ibtun::{self as sys, Event, Fault, Guids, Ibtun, PKeys, Port};
+use crate::sys::{self, Event, Fault, Guids, Ibtun, PKeys, Port};
 
 const SEED: u64 = 6;
 const IOCTLS: u32 = 100_000;

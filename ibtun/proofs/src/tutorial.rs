@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::report::Report;
 use crate::rig::{self, Place};
 
-const README: &str = include_str!("../../../ibtun/README.md");
+const README: &str = include_str!("../../README.md");
 
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();

@@ -9,7 +9,7 @@ use super::perftest;
 use crate::kernel_log;
 use crate::report::Report;
 use crate::rig;
-use crate::sys::ibtun::Port;
+use crate::sys::Port;
 
 const NO_TIMEOUT: &str = "its time-out is 0, never";
 const LARGE_MTU: &str = "its path MTU is larger than its port's";

@@ -6,7 +6,7 @@ use anyhow::Result;
 use nix::errno::Errno;
 
 use super::{active, create, is_refused, returned};
-use crate::sys::ibtun::{self as sys, Create, Event, Fault, FaultKind, Guids, Ibtun, PKeys, Port};
+use crate::sys::{self, Create, Event, Fault, FaultKind, Guids, Ibtun, PKeys, Port};
 
 pub(super) fn creates() -> Result<()> {
     let good = create();

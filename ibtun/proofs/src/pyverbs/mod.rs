@@ -24,7 +24,7 @@ const RUN: &str = "/run/run-tests.py";
 
 /// Lines of a test, its outcome and the reason. `ibtun/README.md` says which part of the stack each reason
 /// comes from.
-const RECORDED: &str = include_str!("../../../tests/data/pyverbs.txt");
+const RECORDED: &str = include_str!("pyverbs.txt");
 
 /// More packets than UD and the connection manager send, and fewer than connections.
 const MANY: u64 = 1000;

@@ -12,7 +12,7 @@ use super::resources::{QueuePair, connected};
 use super::{End, OTHER, OURS, start, start_pingpong};
 use crate::report::Report;
 use crate::rig::{self, Place, Process, spawn};
-use crate::sys::ibtun::{self as sys, Fault, FaultKind};
+use crate::sys::{self, Fault, FaultKind};
 
 const TRACING: &str = "/sys/kernel/tracing";
 /// What libibverbs' handlers are told of, as the kernel calls them.
