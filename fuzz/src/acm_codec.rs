@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Messages of ACM are written as they were read.
+
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::acm::{
     Ask, HEADER_LEN, MAX_REQUEST_LEN, Of, Reply, Request, Resolve, Tid, length,

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Clients of ACM that send anything, at any time.
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;

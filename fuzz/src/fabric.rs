@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The software fabric under hosts and subnet managers that do anything.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Payloads of ip2gid are written as they were read.
+
 use ibarr_common::wire::ip2gid::{Query, Reply, TLV_GID, TLV_IPV4, TLV_IPV6};
 
 /// The ip2gid codec writes each accepted payload with the same bytes, but with zero in reserved ones and

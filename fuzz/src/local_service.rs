@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The kernel's requests in any order, with any answers.
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Links and addresses as no kernel would report them.
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;

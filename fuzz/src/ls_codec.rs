@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Messages of the kernel's RDMA netlink are written as they were read.
+
 use ibarr_common::wire::ls::{Answer, Kind, Message, PortId, Request, Seq, SetTimeout, messages};
 
 /// The codec of the local service writes each accepted message as one message, and reads that as the same.

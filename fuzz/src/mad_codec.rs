@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! MADs, and what a umad device gives, are written as they were read.
+
 use ibarr_common::wire::mad::{self, Header};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{Answer, Request, Response};

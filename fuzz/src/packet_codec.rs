@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Packets of the fabric are written as they were read, also after a router.
+
 use ibarr_common::wire::mad::{AttributeId, Method};
 use ibarr_fabric::wire::packet::{Datagram, MAX_LEN, OPCODE_UD_SEND, Packet, icrc, route, vcrc};
 use ibarr_fabric::wire::smp::Smp;

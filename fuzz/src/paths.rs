@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Requests for paths under any subnet administrators.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

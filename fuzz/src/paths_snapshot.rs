@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Files of paths with any bytes.
+
 use std::time::Duration;
 
 use crc::{CRC_32_ISO_HDLC, Crc};

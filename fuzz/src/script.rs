@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! How the bytes of an input become a history.
+
 /// Any bytes, read as steps of a history. After the last byte, all further bytes are zero.
 pub(crate) struct Script<'a>(pub(crate) &'a [u8]);
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! How often each kind of event has come in simulated networks.
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::AddAssign;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Reasons for people, and texts of strangers made safe to print.
+
 use std::borrow::Cow;
 
 pub(crate) use ibarr_proto::Fault;

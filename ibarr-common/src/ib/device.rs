@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Names of RDMA devices.
+
 use core::fmt;
 use core::num::NonZeroU8;
 use core::str::FromStr;

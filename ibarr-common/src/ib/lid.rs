@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! LIDs, the addresses that switches know.
+
 use core::fmt;
 
 /// A local identifier, 16 bits: switches forward a packet by it within its subnet (IBA vol. 1

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! PathRecords, and the values in them.
+
 use core::fmt;
 use core::str::FromStr;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Reads the files of recorded bytes.
+
 /// The bytes of a file under `golden/`: hexadecimal; white space and lines that begin with `#` are
 /// skipped.
 pub(crate) fn golden(text: &str) -> Vec<u8> {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The service of ACM with clients and answers that the test plays.
+
 mod whole;
 
 use std::collections::BTreeSet;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Each fact with the reason that it becomes, and how reasons come and go.
+
 use std::num::NonZeroU16;
 
 use ibarr_common::ib::Lid;

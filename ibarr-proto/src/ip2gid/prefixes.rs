@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Whether an address is in a list of prefixes.
+
 use alloc::vec::Vec;
 use core::net::IpAddr;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Which addresses are ours, with the answer for each, and what has changed since the last report.
+
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::net::IpAddr;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! When the kernel is asked for all links and addresses again.
+
 use core::time::Duration;
 
 use ibarr_common::Instant;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The interfaces on which programs may answer, and their changes.
+
 use alloc::collections::{BTreeMap, BTreeSet};
 
 use ibarr_common::IfIndex;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Links and addresses in rtnetlink's terms.
+
 use alloc::string::String;
 use core::fmt;
 use core::net::IpAddr;

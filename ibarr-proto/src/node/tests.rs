@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Requests that pass several cores of a node.
+
 mod kernel_paths;
 mod rig;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Changes the map of allowed sources without a moment at which a source is wrongly treated.
+
 use alloc::vec::Vec;
 
 use foldhash::fast::FixedState;

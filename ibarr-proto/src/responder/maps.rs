@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Changes and contents of the maps, before they are written or after they were read.
+
 use alloc::vec::Vec;
 
 use ibarr_common::IfIndex;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! What an administrator can set about the programs, and what is counted of their life.
+
 use alloc::vec::Vec;
 use core::num::NonZeroU16;
 use core::time::Duration;

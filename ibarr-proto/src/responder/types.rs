@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! What the responder and its driver tell each other.
+
 use alloc::string::String;
 
 use super::life::{Done, Order};

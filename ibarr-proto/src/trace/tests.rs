@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Traces of requests whose steps the test reports.
+
 use std::net::IpAddr;
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The table of messages that the demonstration prints.
+
 use std::io::Write;
 
 use anyhow::Result;

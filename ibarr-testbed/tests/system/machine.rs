@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Where each test runs, apart from the machine and from the others.
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::Read;

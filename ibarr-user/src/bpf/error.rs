@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Why programs do not answer, and who can mend it.
+
 use std::error::Error as StdError;
 use std::io;
 use std::path::PathBuf;

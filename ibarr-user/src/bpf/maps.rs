@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Opens the pinned maps, writes them and reads them.
+
 use std::path::Path;
 
 use aya::maps::lpm_trie::Key;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Lets aya write our values as their bytes.
+
 #![expect(unsafe_code, reason = "aya asks for a promise that zerocopy has already checked")]
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Commands that send one request to the daemon and print the answer.
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! With which number a command ends.
+
 use std::process::ExitCode;
 
 use crate::control::messages::FailureKind;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Aligns the columns that commands print.
+
 use std::fmt::Write as _;
 
 /// Columns two spaces apart, each as wide as its widest cell so far. Those without text are left out.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Prefixes of addresses in the configuration, and what to write instead of a wrong one.
+
 use std::net::IpAddr;
 use std::str::FromStr;
 

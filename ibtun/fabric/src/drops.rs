@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Counts the packets that the fabric drops, each with its reason.
+
 use std::collections::BTreeMap;
 use std::fmt;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! What can break on the fabric: cables, nodes, managers, links that lose packets.
+
 use std::time::Duration;
 
 use crate::topology::{NodeId, PortId};

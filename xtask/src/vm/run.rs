@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Runs scenarios in guests, several at once, and collects what they say.
+
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
 use std::iter;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! What the service sends to a client of ACM.
+
 use core::fmt;
 
 use zerocopy::network_endian::{U16, U64};

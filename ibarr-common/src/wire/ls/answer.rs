@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! What the daemon sends to the kernel.
+
 use core::fmt;
 use core::time::Duration;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! What the kernel sends to the daemon.
+
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

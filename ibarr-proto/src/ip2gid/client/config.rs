@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! What an administrator can set about asking peers, and which settings are legal.
+
 use core::num::{NonZeroU16, NonZeroUsize};
 use core::time::Duration;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The local view with a kernel that the test plays.
+
 mod model;
 mod neighbours;
 mod routes;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The order in which a snapshot is written, in small parts.
+
 use alloc::vec::Vec;
 use core::time::Duration;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Snapshots that are read, written, damaged and restored.
+
 use ibarr_common::ib::{QosClass, ServiceId, Sl};
 use ibarr_common::wire::path_record::Fields;
 use proptest::prelude::*;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Steps through the remembered paths without stopping the daemon.
+
 use alloc::vec::Vec;
 
 use ibarr_common::Instant;

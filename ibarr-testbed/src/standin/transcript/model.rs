@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Plays the recorded cases to the stand-in of the kernel.
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Compares the stand-in with what kernels were recorded to say.
+
 use super::*;
 
 #[test]

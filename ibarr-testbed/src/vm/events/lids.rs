@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Has OpenSM give a port another LID.
+
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Starts and stops daemons in a guest, also with descriptors that the last one kept.
+
 use std::fs::{self, Permissions};
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd as _, RawFd};

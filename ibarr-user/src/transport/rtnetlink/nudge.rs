@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Makes the kernel look at its answers at once, by a neighbour entry that exists for a moment.
+
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Asks the kernel which way leads to a peer, and for the neighbour on it.
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;

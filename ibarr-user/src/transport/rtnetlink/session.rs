@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Follows dumps and events of one subject, and notices what was lost.
+
 use std::sync::Arc;
 
 use ibarr_proto::local_view::routing::MAX_LISTED_ROUTES;

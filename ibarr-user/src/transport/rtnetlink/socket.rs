@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Reads and writes messages of rtnetlink, and believes only the kernel's.
+
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd};
 
