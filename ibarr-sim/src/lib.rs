@@ -29,6 +29,7 @@ pub use counts::Counts;
 pub use record::Netlink;
 pub use runs::{Runs, run_all};
 
+use crate::dice::Dice;
 use crate::record::{Id, Line, START};
 use crate::world::Broken;
 
@@ -41,12 +42,29 @@ pub struct Plan {
     pub time: Duration,
     /// Duration of the following time without requests, in which everything ends.
     pub quiet: Duration,
+    /// Crowds of callers, which take most of the time.
+    pub crowds: bool,
+}
+
+impl Plan {
+    /// A network for a fuzzer, which wants many and short histories.
+    pub const SMALL: Self = Self {
+        nodes: 3,
+        time: Duration::from_secs(30),
+        quiet: Duration::from_secs(230),
+        crowds: false,
+    };
 }
 
 impl Default for Plan {
     /// 20 nodes for 10 minutes.
     fn default() -> Self {
-        Self { nodes: 20, time: Duration::from_mins(10), quiet: Duration::from_secs(200) }
+        Self {
+            nodes: 20,
+            time: Duration::from_mins(10),
+            quiet: Duration::from_secs(200),
+            crowds: true,
+        }
     }
 }
 
@@ -86,21 +104,37 @@ impl fmt::Display for Failure {
 /// # Errors
 /// The first broken claim. The simulation is then run again for a trace.
 pub fn run(seed: u64, plan: Plan, bug: Option<Bug>) -> Result<Report, Failure> {
-    let ended = world::run(seed, plan, bug, false);
+    run_with(&|| Dice::new(seed), seed, plan, bug)
+}
+
+/// Runs the simulation that a script decides, byte by byte, and its first byte as a seed after the last one.
+///
+/// # Errors
+/// The first broken claim. The simulation is then run again for a trace.
+pub fn run_script(script: &[u8], plan: Plan, bug: Option<Bug>) -> Result<Report, Failure> {
+    let seed = script.first().copied().unwrap_or_default().into();
+    run_with(&|| Dice::of_script(script), seed, plan, bug)
+}
+
+fn run_with(
+    dice: &dyn Fn() -> Dice,
+    seed: u64,
+    plan: Plan,
+    bug: Option<Bug>,
+) -> Result<Report, Failure> {
+    let ended = world::run(dice(), plan, bug, false);
     let Some(broken) = ended.broken else {
         return Ok(Report { hash: ended.record.hash(), counts: ended.counts });
     };
-    let trace = end_of_trace(trace(seed, plan, bug), &broken);
+    let lines = world::run(dice(), plan, bug, true).record.into_lines();
+    let trace = end_of_trace(lines, &broken);
     Err(Failure { seed, after: broken.at.since(START), claim: broken.claim, trace })
 }
 
 /// All events of a simulation, one line each.
 pub fn full_trace(seed: u64, plan: Plan, bug: Option<Bug>) -> Vec<String> {
-    trace(seed, plan, bug).into_iter().map(|line| line.text).collect()
-}
-
-fn trace(seed: u64, plan: Plan, bug: Option<Bug>) -> Vec<Line> {
-    world::run(seed, plan, bug, true).record.into_lines()
+    let lines = world::run(Dice::new(seed), plan, bug, true).record.into_lines();
+    lines.into_iter().map(|line| line.text).collect()
 }
 
 /// The last lines about the machines concerned.

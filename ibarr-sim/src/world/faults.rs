@@ -113,15 +113,18 @@ pub(super) const FAULTS: [Fault; 31] = [
     Fault::Dead,
 ];
 
-/// No fault begins so shortly before the end that its effects would outlast the quiet time.
-const CALM_AT_END: Duration = secs(60);
-
 impl World {
-    pub(super) fn strike(&mut self, fault: Fault) {
-        let next = self.now + self.dice.around(self.weather.climate.faults_every);
-        if next + CALM_AT_END < START + self.plan.time {
+    /// Draws when a fault strikes next, after `since`. None begins so shortly before the end that its effects would
+    /// outlast the quiet time.
+    pub(super) fn next_fault(&mut self, since: Instant, fault: Fault) {
+        let next = since + self.dice.around(self.weather.climate.faults_every);
+        if next + self.plan.time / 10 < START + self.plan.time {
             self.at(next, What::Fault(fault));
         }
+    }
+
+    pub(super) fn strike(&mut self, fault: Fault) {
+        self.next_fault(self.now, fault);
         let id = self.one_of_ours();
         if !self.machines[id].is_running(self.now) {
             return;
@@ -184,6 +187,7 @@ impl World {
                 self.neighbour(id, self.machines[id].home[0]);
             }
             Fault::Stranger => self.stranger(id),
+            Fault::Hostile | Fault::Dead if !self.plan.crowds => {}
             Fault::Hostile => {
                 let time = self.dice.within(ms(100)..secs(3));
                 self.note(id, &Entry::Weather("a user asks without end", Some(time)));
@@ -345,9 +349,7 @@ impl World {
 
     /// Sends foreign data to the socket of the kernel, to the port of peers, and to a random port.
     fn stranger(&mut self, id: Id) {
-        let bytes: Vec<u8> = (0..self.dice.below(80))
-            .map(|_| u8::try_from(self.dice.below(256)).unwrap_or_default())
-            .collect();
+        let bytes = self.dice.bytes(80);
         let datagram = ToDaemon { at: self.now, bytes, from_kernel: false };
         if self.machines[id].kernel_socket.take(datagram, usize::MAX) {
             self.wake(id);

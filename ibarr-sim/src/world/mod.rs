@@ -64,8 +64,8 @@ pub(crate) struct Ended {
 }
 
 /// Runs until the end, or until a claim is broken.
-pub(crate) fn run(seed: u64, plan: Plan, bug: Option<Bug>, with_lines: bool) -> Ended {
-    let mut world = World::new(seed, plan, bug, with_lines);
+pub(crate) fn run(dice: Dice, plan: Plan, bug: Option<Bug>, with_lines: bool) -> Ended {
+    let mut world = World::new(dice, plan, bug, with_lines);
     world.run();
     let broken = world.claims.broken().cloned();
     Ended { broken, counts: world.claims.counts, record: world.record }
@@ -147,8 +147,7 @@ struct Due {
 const MAX_STEPS: u32 = 2_000_000;
 
 impl World {
-    fn new(seed: u64, plan: Plan, bug: Option<Bug>, with_lines: bool) -> Self {
-        let mut dice = Dice::new(seed);
+    fn new(mut dice: Dice, plan: Plan, bug: Option<Bug>, with_lines: bool) -> Self {
         let weather = Weather::new(&mut dice, &plan);
         let mut world = Self {
             plan,

@@ -94,7 +94,7 @@ impl Weather {
             repeated: *dice.pick(&[0, 0, 5, 50]),
             straggles: *dice.pick(&[0, 0, 1, 20]),
             delay: *dice.pick(&[us(60), us(200), ms(2), ms(15)]),
-            faults_every: *dice.pick(&[secs(10), secs(30), secs(60), secs(120)]),
+            faults_every: plan.time / *dice.pick(&[60, 20, 10, 5]),
         };
         Self {
             climate,
@@ -103,7 +103,7 @@ impl Weather {
             cut: Cut { parts: (0..plan.nodes).map(|_| dice.coin()).collect(), until: START },
             addresses: 0,
             wanderers: Vec::new(),
-            calls_every: *dice.pick(&[secs(4), secs(8), secs(16)]),
+            calls_every: plan.time * *dice.pick(&[1, 2, 4]) / 150,
         }
     }
 }
@@ -155,8 +155,7 @@ impl World {
         for fault in FAULTS {
             // Half of the faults do not exist in half of the worlds.
             if self.dice.coin() {
-                let after = self.dice.around(self.weather.climate.faults_every);
-                self.at(START + secs(2) + after, What::Fault(fault));
+                self.next_fault(START + secs(2), fault);
             }
         }
     }
