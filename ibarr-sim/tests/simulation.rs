@@ -43,7 +43,8 @@ fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
             Bug::LateDrain => &["before the previous one is handled"],
             Bug::ForgottenDrain => &["a turn ends before"],
             Bug::EndlessRead => &["messages of the kernel"],
-            Bug::ForgottenReply | Bug::PatientAcm => &["of ACM gets", "of ACM that wait"],
+            Bug::ForgottenReply => &["of ACM are connected and wait"],
+            Bug::PatientAcm => &["of ACM gets", "of ACM that wait"],
             Bug::ForgottenRecovery => {
                 &["says sa-silent, which is not", "says sa-busy, which is not"]
             }

@@ -12,7 +12,7 @@ use ibarr_common::wire::ls::{ResolveIp, Seq, Timeout};
 use ibarr_proto::local_service::{self, MEMORY};
 
 use super::World;
-use super::kernel_claims::header;
+use super::kernel_claims::{are_complete, header};
 use super::machine::Kind;
 use super::process::{Daemon, Sockets};
 use super::troubles::Trouble;
@@ -82,6 +82,11 @@ impl Claims {
         self.broken.get_or_insert(Broken { at, about, claim });
     }
 
+    /// The kernel asks a daemon for an address.
+    pub(super) fn asked_for(&mut self, now: Instant, id: Id) {
+        self.called.entry(id).or_default().push_back(now);
+    }
+
     pub(super) fn loses(&mut self, now: Instant, from: Id, to: Option<Id>) {
         self.counts.lost += 1;
         let Some(to) = to else { return };
@@ -122,7 +127,7 @@ impl World {
         if let Ok(seq) = self.machines[id].kernel.resolve_ip(self.now, request, timeout) {
             let call = Call { seq, target, asked_at: self.now, timeout };
             self.claims.calls.entry(id).or_default().push(call);
-            self.claims.called.entry(id).or_default().push_back(self.now);
+            self.claims.asked_for(self.now, id);
         } else {
             self.claims.counts.no_listener += 1;
             if self.machines[id].daemon.is_some() {
@@ -278,7 +283,8 @@ impl World {
     /// Checks that a daemon which ended in an orderly way has restored the kernel's time-out.
     pub(super) fn check_peaceful_end(&mut self, id: Id) {
         let machine = &self.machines[id];
-        let Some(daemon) = machine.daemon.as_ref().filter(|daemon| daemon.is_ending) else {
+        let Some(daemon) = machine.daemon.as_ref().filter(|it| it.is_ending && !it.was_refused)
+        else {
             return;
         };
         if daemon.is_idle() && machine.kernel.path_timeout() != Timeout::DEFAULT.get() {
@@ -313,7 +319,7 @@ impl World {
             called.pop_front();
         }
         let (client, held) = (node.client().load(), node.local_service().load().held);
-        let users = daemon.asked.len() + daemon.crowd.len() + daemon.applications.len();
+        let users = daemon.asked.len() + daemon.crowd.len() + daemon.applications.waiting();
         let asked = called.len() + users;
         let addresses = self.weather.addresses;
         let sleeps = self.machines[id].troubles.end() > before(self.now, HELD);
@@ -326,6 +332,11 @@ impl World {
             ("next hops", client.hops, addresses),
             ("inputs", daemon.inbox.len(), 4096),
         ];
+        let load = node.local_service().load();
+        if !are_complete(node.local_service().counters(), load) {
+            let text = format!("{:?} do not add up to {load:?}", node.local_service().counters());
+            self.claims.breaks(self.now, [Some(id), None], text);
+        }
         for (what, is, most) in too_much {
             self.claims.counts.most(what, is);
             if is > most {
@@ -354,7 +365,7 @@ impl World {
                 holds("path requests", node.paths().load().waiters);
                 holds("questions to the SA", node.paths().load().questions);
                 holds("requests of users", daemon.asked.len() + daemon.crowd.len());
-                holds("clients of ACM that wait", daemon.applications.len());
+                holds("clients of ACM that wait", daemon.applications.waiting());
                 holds("sockets", daemon.sockets.len());
                 holds("requests held", node.local_service().load().held);
                 holds("flights", client.flights);

@@ -22,7 +22,7 @@ use ibarr_proto::requests::AddressRequest;
 use ibarr_proto::responder::{Done, Kind, Mode, NotLoaded, Order};
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::{self, Handled, Io, Limits, Read};
-use ibarr_proto::{node, paths, responder, sa};
+use ibarr_proto::{acm, node, paths, responder, sa};
 
 use super::addresses::Packet;
 use super::kernel_socket::{Message, ToDaemon};
@@ -142,17 +142,39 @@ impl World {
             world: self,
             id,
             daemon,
+            inputs: 0,
             read: 0,
+            messages: 0,
+            has_drained: false,
+            has_nudged: false,
             undrained: false,
             is_dealing: false,
             is_reading: false,
         };
         let is_due = turn.daemon.core.poll_timeout().is_some_and(|due| due <= now);
-        turn::take(&mut turn, limits, now, first, is_due);
-        if turn.undrained {
-            let text = "a turn ends before all outputs of the cores are executed".to_owned();
-            self.claims.breaks(now, [Some(id), None], text);
+        let asks_on = turn::take(&mut turn, limits, now, first, is_due);
+        let is_due =
+            |turn: &Turn<'_>| turn.daemon.core.poll_timeout().is_some_and(|due| due <= now);
+        // What is carried out may make something due; in a crowd, again and again.
+        let is_calm = turn.has_drained && !turn.world.plan.crowds;
+        if is_calm && is_due(&turn) {
+            turn::drain(&mut turn, now);
         }
+        let is_due = is_due(&turn);
+        let claim = if turn.undrained {
+            "a turn ends before all outputs of the cores are executed"
+        } else if turn.inputs > limits.inputs {
+            "a turn takes too many inputs"
+        } else if asks_on != (turn.messages == limits.messages) && !turn.daemon.is_ending {
+            "a turn does not say whether the kernel may ask on"
+        } else if is_due && is_calm {
+            "what is due stays so"
+        } else if is_due && !turn.has_drained && turn.read > 0 {
+            "a request makes something due at once"
+        } else {
+            return;
+        };
+        self.claims.breaks(now, [Some(id), None], claim.to_owned());
     }
 
     fn take(&mut self, id: Id, daemon: &mut Daemon, item: &Inbox) {
@@ -186,12 +208,25 @@ impl World {
                 let done = responder::Input::Done(done.clone());
                 return daemon.core.handle_input(now, done);
             }
-            Inbox::Stop => Input::LocalService(local_service::Input::Stop),
+            Inbox::Stop => {
+                daemon.core.handle_input(now, Input::Acm(acm::Input::Stop));
+                daemon.core.handle_input(now, Input::LocalService(local_service::Input::Stop));
+                let node = daemon.core.node();
+                let waiting = (node.acm().load().1, node.local_service().load().waiting);
+                if waiting != (0, 0) {
+                    let text =
+                        format!("{waiting:?} clients and callers wait for a daemon that ends");
+                    self.claims.breaks(now, [Some(id), None], text);
+                }
+                return;
+            }
             Inbox::Ask(question) => {
                 self.application_asks(id, daemon, *question);
                 let (id, deadline) = daemon.asked.ask(now, question.target());
                 Input::Resolve(AddressRequest::of_user(id, User(0), *question, deadline))
             }
+            Inbox::Misbehave => return self.applications_misbehave(id, daemon),
+            Inbox::Named(name, found) => return self.name_is_known(daemon, *name, found),
             Inbox::Crowd(until) => return self.user_asks(id, daemon, *until),
             Inbox::Reload => {
                 // The new configuration differs from the old one.
@@ -325,15 +360,36 @@ impl World {
             Output::LocalService(Transmit::Message(message)) => {
                 self.tell_kernel(id, daemon, &message);
             }
-            Output::LocalService(Transmit::Join | Transmit::Leave(_)) => {
-                unreachable!("every daemon is in the group, and no kernel refuses its messages")
-            }
+            Output::LocalService(Transmit::Join) => unreachable!("every daemon is in the group"),
+            Output::LocalService(Transmit::Leave(_)) => self.leaves(id, daemon),
             Output::LocalService(Transmit::Nudge(nudge)) => {
                 self.claims.nudges(now, id, daemon);
-                let at = now + self.dice.within(us(20)..us(120));
+                let most = if self.dice.once_in(16) { ms(5) } else { us(120) };
+                let at = now + self.dice.within(us(20)..most);
                 self.at(at, What::Nudge(id, life, nudge, daemon.kernel.read()));
             }
         }
+    }
+
+    /// A message that the kernel seems to have refused makes the daemon close its socket. It opens another.
+    fn leaves(&mut self, id: Id, daemon: &mut Daemon) {
+        let now = self.now;
+        daemon.core.handle_input(now, Input::LocalService(local_service::Input::Closed));
+        let load = daemon.core.node().local_service().load();
+        if load != local_service::Load::default() {
+            let text = format!("without a socket, requests are held: {load:?}");
+            self.claims.breaks(now, [Some(id), None], text);
+        }
+        (daemon.unsent, daemon.was_refused) = (None, true);
+        let machine = &mut self.machines[id];
+        for is_there in [false, true] {
+            machine.kernel.handle_input(now, kernel::Input::Listener(is_there));
+        }
+        machine.kernel_socket.close();
+        machine.kernel_socket.open();
+        machine.troubles.disturb(now);
+        self.settle_kernel(id);
+        daemon.inbox.push_back(Inbox::Opened);
     }
 
     fn told(&mut self, id: Id, daemon: &mut Daemon, request: UserRequest, outcome: Outcome) {
@@ -479,11 +535,11 @@ impl World {
         } else {
             Nudged::Done
         };
-        if let Some(daemon) = daemon
-            && nudged != Nudged::Postponed
-        {
-            daemon.kernel.nudges();
-            daemon.monitor.nudges(nudged);
+        if let Some(daemon) = daemon {
+            daemon.kernel.nudges(nudged);
+            if nudged != Nudged::Postponed {
+                daemon.monitor.nudges(nudged);
+            }
         }
         if nudged == Nudged::Done {
             self.note(id, &Entry::Neighbour { by_us: true });
@@ -555,7 +611,7 @@ impl World {
         let is_squeezed = machine.troubles.has(self.now, Trouble::Squeezed);
         let room = if is_squeezed { LITTLE_ROOM } else { ROOM };
         let bytes = transmit.bytes.clone();
-        let datagram = ToDaemon { at: self.now, bytes, from_kernel: true };
+        let datagram = ToDaemon { at: self.now, bytes, from_kernel: true, cut: false };
         let fits = machine.kernel_socket.take(datagram, room);
         if !fits {
             machine.troubles.disturb(self.now);
@@ -570,12 +626,19 @@ impl World {
 }
 
 /// The I/O of one turn of a daemon.
+#[expect(clippy::struct_excessive_bools, reason = "each is what one claim has to know")]
 struct Turn<'a> {
     world: &'a mut World,
     id: Id,
     daemon: &'a mut Daemon,
-    /// Messages of the kernel read so far.
+    /// Inputs after the first one, attempts to read a message of the kernel, and messages so far.
+    inputs: usize,
     read: usize,
+    messages: usize,
+    /// The cores have done what is due.
+    has_drained: bool,
+    /// The kernel has been nudged since the last input.
+    has_nudged: bool,
     /// A core got an input, and its outputs may not have been taken yet.
     undrained: bool,
     /// The last message of the kernel may not have been handled yet.
@@ -600,7 +663,9 @@ enum Cue {
 
 impl Io<Cue> for Turn<'_> {
     fn next_input(&mut self) -> Option<Cue> {
-        self.daemon.inbox.pop_front().map(Cue::Item)
+        let item = self.daemon.inbox.pop_front()?;
+        self.inputs += 1;
+        Some(Cue::Item(item))
     }
 
     fn handle(&mut self, now: Instant, cue: Cue) -> Handled {
@@ -628,7 +693,7 @@ impl Io<Cue> for Turn<'_> {
     }
 
     fn read_kernel(&mut self, now: Instant) -> Read {
-        self.undrained = true;
+        (self.undrained, self.has_nudged) = (true, false);
         if std::mem::replace(&mut self.is_dealing, true) {
             let text = "a request is read before the previous one is handled".to_owned();
             self.world.claims.breaks(now, [Some(self.id), None], text);
@@ -641,13 +706,13 @@ impl Io<Cue> for Turn<'_> {
         self.is_reading = true;
         let message = self.world.machines[self.id].kernel_socket.read();
         let input = match &message {
-            Some(Message::Datagram(ToDaemon { at, bytes, from_kernel })) => {
+            Some(Message::Datagram(ToDaemon { at, bytes, from_kernel, cut })) => {
                 self.daemon.kernel.reads(now, bytes, *from_kernel);
                 if *from_kernel {
                     self.daemon.paths.requested(now, *at, bytes);
                 }
                 let sender = if *from_kernel { Sender::Kernel } else { Sender::Other };
-                local_service::Input::Datagram { sender, bytes, cut: false }
+                local_service::Input::Datagram { sender, bytes, cut: *cut }
             }
             Some(Message::Overrun) => {
                 self.daemon.kernel.overrun(now);
@@ -659,11 +724,12 @@ impl Io<Cue> for Turn<'_> {
             }
         };
         self.daemon.core.handle_input(now, Input::LocalService(input));
+        self.messages += usize::from(message.is_some());
         if message.is_some() { Read::Message } else { Read::Nothing }
     }
 
     fn handle_timeout(&mut self, now: Instant) {
-        self.is_reading = false;
+        (self.is_reading, self.has_drained, self.has_nudged) = (false, true, false);
         self.daemon.core.handle_timeout(now);
     }
 
@@ -683,7 +749,17 @@ impl Io<Cue> for Turn<'_> {
         output
     }
 
-    fn carry_out(&mut self, _: Instant, output: Output) {
+    fn carry_out(&mut self, now: Instant, output: Output) {
+        let (is_answer, is_nudge) = match &output {
+            Output::LocalService(Transmit::Message(_)) => (true, false),
+            Output::LocalService(Transmit::Nudge(_)) => (false, true),
+            _ => (false, false),
+        };
+        if is_answer && self.has_nudged {
+            let text = "a nudge comes before an answer that waits".to_owned();
+            self.world.claims.breaks(now, [Some(self.id), None], text);
+        }
+        self.has_nudged |= is_nudge;
         self.world.carry_out(self.id, self.daemon, output);
     }
 
@@ -693,6 +769,7 @@ impl Io<Cue> for Turn<'_> {
             let life = world.machines[*id].life;
             world.at(now, What::Ends(*id, life));
         }
+        world.check_applications(*id, daemon);
         world.check_maps(*id, daemon);
         world.assess(*id, daemon);
         world.check_bounds(*id, daemon);

@@ -66,6 +66,9 @@ pub(super) enum Fault {
     Reloaded,
     /// The daemon is told to forget peers' answers.
     Flushed,
+    /// The kernel's socket delivers what no kernel sends; clients of ACM do what none should.
+    Garbled,
+    Misbehaved,
     /// A subnet manager moves, or gives a port another LID or other partitions.
     SmMoves,
     Lid,
@@ -79,7 +82,7 @@ pub(super) enum Fault {
     SaRestarts,
 }
 
-pub(super) const FAULTS: [Fault; 31] = [
+pub(super) const FAULTS: [Fault; 33] = [
     Fault::Killed,
     Fault::Upgraded,
     Fault::Stopped,
@@ -103,6 +106,8 @@ pub(super) const FAULTS: [Fault; 31] = [
     Fault::Stranger,
     Fault::Reloaded,
     Fault::Flushed,
+    Fault::Garbled,
+    Fault::Misbehaved,
     Fault::SmMoves,
     Fault::Lid,
     Fault::Partitions,
@@ -187,6 +192,8 @@ impl World {
                 self.neighbour(id, self.machines[id].home[0]);
             }
             Fault::Stranger => self.stranger(id),
+            Fault::Garbled => self.garble(id),
+            Fault::Misbehaved => self.put(id, Inbox::Misbehave),
             Fault::Hostile | Fault::Dead if !self.plan.crowds => {}
             Fault::Hostile => {
                 let time = self.dice.within(ms(100)..secs(3));
@@ -350,7 +357,7 @@ impl World {
     /// Sends foreign data to the socket of the kernel, to the port of peers, and to a random port.
     fn stranger(&mut self, id: Id) {
         let bytes = self.dice.bytes(80);
-        let datagram = ToDaemon { at: self.now, bytes, from_kernel: false };
+        let datagram = ToDaemon { at: self.now, bytes, from_kernel: false, cut: false };
         if self.machines[id].kernel_socket.take(datagram, usize::MAX) {
             self.wake(id);
         }

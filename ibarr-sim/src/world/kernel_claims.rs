@@ -7,15 +7,20 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ibarr_common::Instant;
-use ibarr_common::wire::ls::Seq;
-use ibarr_proto::local_service::{FOLLOW_UPS, NUDGE_INTERVAL, OVERRUN_PAUSE};
+use ibarr_common::wire::ls::{Kind, Request, Seq, messages};
+use ibarr_proto::counters::Counters;
+use ibarr_proto::ip2gid::Question;
+use ibarr_proto::local_service::{
+    Counter, FOLLOW_UPS, Load, NUDGE_INTERVAL, Nudged, OVERRUN_PAUSE,
+};
 
-use crate::kernel::IP_RESOLVE;
+use crate::kernel::{IP_RESOLVE, RESOLVE};
 
 /// The history of a daemon and its kernel.
 #[derive(Debug, Default)]
 pub(super) struct KernelClaims {
     last_nudge: Option<Instant>,
+    is_nudging: bool,
     /// Answers to address requests since the last nudge.
     since_nudge: u64,
     /// Nudges that were made or tried.
@@ -54,11 +59,23 @@ impl KernelClaims {
     /// The daemon reads a datagram.
     pub(super) fn reads(&mut self, now: Instant, bytes: &[u8], from_kernel: bool) {
         self.read += 1;
-        if let Some(key) = header(bytes).filter(|_| from_kernel) {
-            let dealt =
-                self.requests.entry(key).or_insert(Dealt { asked_at: now, ..Dealt::default() });
+        let mut read = messages(bytes);
+        while from_kernel && let Some(message) = read.next() {
+            let Some(message) = message.ok().or(read.broken()) else { continue };
+            let kind = match message.kind() {
+                Kind::ResolvePath if message.is_request() => RESOLVE,
+                Kind::ResolveIp if message.is_request() => IP_RESOLVE,
+                _ => continue,
+            };
+            let target = match Request::parse(&message) {
+                Ok(Request::ResolveIp(request)) => Question::new(request.target, None),
+                _ => None,
+            };
+            let target = target.map(|question| question.target());
+            let new = Dealt { asked_at: now, ..Dealt::default() };
+            let dealt = self.requests.entry((kind, message.seq())).or_insert(new);
             dealt.heard += 1;
-            dealt.target = target(bytes);
+            dealt.target = target.or(dealt.target);
         }
     }
 
@@ -87,6 +104,9 @@ impl KernelClaims {
 
     /// The daemon orders a nudge; returns what is wrong with that.
     pub(super) fn orders_nudge(&mut self, now: Instant) -> Option<String> {
+        if std::mem::replace(&mut self.is_nudging, true) {
+            return Some("two nudges at once".to_owned());
+        }
         let last = self.last_nudge.replace(now);
         let is_alone = std::mem::take(&mut self.since_nudge) == 1;
         let is_soon = last.is_some_and(|last| now.since(last) < NUDGE_INTERVAL);
@@ -94,9 +114,10 @@ impl KernelClaims {
             .then(|| "two nudges within a millisecond, for several requests".to_owned())
     }
 
-    /// A nudge was made or tried.
-    pub(super) fn nudges(&mut self) {
-        self.nudges += 1;
+    /// A nudge was made or tried, or postponed.
+    pub(super) fn nudges(&mut self, nudged: Nudged) {
+        self.is_nudging = false;
+        self.nudges += u64::from(nudged != Nudged::Postponed);
     }
 
     /// Each answer, loss and start allows one nudge and its repetitions; says if there were more.
@@ -104,6 +125,24 @@ impl KernelClaims {
         let most = (1 + FOLLOW_UPS.len() as u64) * self.reasons;
         (self.nudges > most).then(|| format!("{} nudges for {} answers", self.nudges, self.reasons))
     }
+}
+
+/// Whether each address request has ended for one reason, or waits.
+pub(super) fn are_complete(counters: &Counters<Counter>, load: Load) -> bool {
+    let ended = [
+        Counter::AnsweredLocal,
+        Counter::AnsweredCache,
+        Counter::AnsweredPeer,
+        Counter::NotFound,
+        Counter::TimedOut,
+        Counter::Unreachable,
+        Counter::Overloaded,
+        Counter::Superseded,
+        Counter::Abandoned,
+        Counter::RequestsFull,
+    ];
+    let ended: u64 = ended.into_iter().map(|counter| counters.get(counter)).sum();
+    counters.get(Counter::Requests) == ended + load.waiting as u64 && load.waiting <= load.held
 }
 
 impl Dealt {
@@ -118,13 +157,4 @@ pub(super) fn header(bytes: &[u8]) -> Option<(u16, Seq)> {
     let kind = bytes.get(4..6)?.first_chunk::<2>()?;
     let seq = bytes.get(8..12)?.first_chunk::<4>()?;
     Some((u16::from_ne_bytes(*kind), Seq(u32::from_ne_bytes(*seq))))
-}
-
-/// The address that an address request asks for.
-fn target(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        28 => Some(IpAddr::from(*bytes.last_chunk::<4>()?)),
-        40 => Some(IpAddr::from(*bytes.last_chunk::<16>()?)),
-        _ => None,
-    }
 }

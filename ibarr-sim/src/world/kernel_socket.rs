@@ -18,6 +18,8 @@ pub(super) struct ToDaemon {
     pub(super) at: Instant,
     pub(super) bytes: Vec<u8>,
     pub(super) from_kernel: bool,
+    /// There was more than fits into the buffer for it.
+    pub(super) cut: bool,
 }
 
 /// What the daemon reads.

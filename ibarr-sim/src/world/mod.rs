@@ -6,9 +6,11 @@
 mod addresses;
 mod applications;
 mod claims;
+mod clients;
 mod crowd;
 mod daemon;
 mod faults;
+mod garbled;
 mod health;
 mod ipoib;
 mod kernel_claims;
@@ -35,6 +37,7 @@ use std::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
+use ibarr_common::wire::acm::Name;
 use ibarr_common::wire::sa::{Answer, Request};
 use ibarr_proto::ip2gid::client::Candidate;
 use ibarr_proto::local_service::Nudge;
@@ -119,6 +122,8 @@ enum What {
     Route(Id, u32, Candidate),
     /// The daemon with this life number makes a nudge.
     Nudge(Id, u32, Nudge, u64),
+    /// The resolver has found a name.
+    Named(Id, u32, Name),
     /// The SA has given the path to the next hop.
     PathFound(Id, IpAddr),
     /// The reports of all daemons are checked.
@@ -247,6 +252,7 @@ impl World {
             What::MadArrives(id, life, number) => self.mad_arrives(id, life, number),
             What::Route(id, life, candidate) => self.route_said(id, life, candidate),
             What::Nudge(id, life, nudge, read) => self.nudge_done(id, life, nudge, read),
+            What::Named(id, life, name) => self.named(id, life, name),
             What::PathFound(id, next_hop) => self.path_found(id, next_hop),
             What::HealthChecked => self.check_health(),
             What::Call(id) => self.call(id),
@@ -281,6 +287,7 @@ impl What {
             | Self::MadArrives(id, ..)
             | Self::Route(id, ..)
             | Self::Nudge(id, ..)
+            | Self::Named(id, ..)
             | Self::PathFound(id, _)
             | Self::Call(id)
             | Self::Dies(id, ..)

@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
-use ibarr_proto::acm::ClientId;
 use ibarr_proto::request::UserRequest;
 use ibarr_proto::requests::PATHS;
 
-use crate::dice::{ms, secs};
+use crate::dice::secs;
 
 /// The requests of the first user, with targets and deadlines.
 #[derive(Debug, Default)]
@@ -34,16 +33,6 @@ pub(super) struct Crowd {
     /// When the SA was asked a question of the user in the last second.
     asked: VecDeque<Instant>,
 }
-
-/// The clients of ACM of a daemon, and since when each of them waits, for the path to which address.
-#[derive(Debug, Default)]
-pub(super) struct Applications {
-    connected: u64,
-    waiting: BTreeMap<ClientId, (Instant, Option<IpAddr>)>,
-}
-
-/// As many clients of ACM as may wait at once.
-const CLIENTS: u64 = 8;
 
 /// A subnet that only the second user asks about.
 pub(super) const ELSEWHERE: u16 = 0x7fff;
@@ -137,32 +126,5 @@ impl Crowd {
         let count = self.asked.len();
         (count > usize::try_from(most).unwrap_or(usize::MAX))
             .then(|| format!("the SA is asked {count} questions of a user in a second"))
-    }
-}
-
-impl Applications {
-    /// A client that asks now, and whether it connects for that. `None` if all of them wait.
-    pub(super) fn ask(&mut self, now: Instant, target: Option<IpAddr>) -> Option<(ClientId, bool)> {
-        let mut clients = (0..CLIENTS).map(ClientId);
-        let client = clients.find(|client| !self.waiting.contains_key(client))?;
-        self.waiting.insert(client, (now, target));
-        let is_new = client.0 >= self.connected;
-        self.connected = self.connected.max(client.0 + 1);
-        Some((client, is_new))
-    }
-
-    /// Since when a client has waited that has its reply, and for what.
-    pub(super) fn end(&mut self, client: ClientId) -> Option<(Instant, Option<IpAddr>)> {
-        self.waiting.remove(&client)
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.waiting.len()
-    }
-
-    /// A client that has waited for too long, if the daemon could run since `awake`.
-    pub(super) fn overdue(&self, now: Instant, awake: Instant) -> Option<ClientId> {
-        let is_late = |since: Instant| now.since(awake.max(since + secs(2))) > ms(100);
-        self.waiting.iter().find(|(_, (since, _))| is_late(*since)).map(|(client, _)| *client)
     }
 }

@@ -3,9 +3,11 @@
 //! A daemon without its turn: its cores, what waits for it, and the claims about it.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
+use ibarr_common::wire::acm::Name;
 use ibarr_common::wire::ls::Emitted;
 use ibarr_common::wire::sa;
 use ibarr_proto::ip2gid::client::{Candidate, Route, SocketId};
@@ -16,10 +18,11 @@ use ibarr_proto::paths::PortFacts;
 use ibarr_proto::responder::{Done, Order};
 
 use super::addresses::Packet;
+use super::clients::Applications;
 use super::kernel_claims::KernelClaims;
 use super::monitor::Monitor;
 use super::path_claims::PathClaims;
-use super::pending::{Applications, Asked, Crowd};
+use super::pending::{Asked, Crowd};
 use super::schedule::Schedule;
 use crate::bugs::Core;
 use crate::dice::Dice;
@@ -42,6 +45,8 @@ pub(super) struct Daemon {
     pub(super) paths: PathClaims,
     pub(super) monitor: Monitor,
     pub(super) is_ending: bool,
+    /// The kernel seems to have refused a message.
+    pub(super) was_refused: bool,
 }
 
 /// Inputs for the daemon's next turn.
@@ -64,6 +69,10 @@ pub(super) enum Inbox {
     MapRead,
     Executed(Done),
     Ask(Question),
+    /// Clients of ACM do what any process may.
+    Misbehave,
+    /// The resolver has found the addresses of a name.
+    Named(Name, Vec<IpAddr>),
     /// A user has room for more requests, until this time.
     Crowd(Instant),
     Reload,
@@ -92,6 +101,7 @@ impl Daemon {
             paths,
             monitor,
             is_ending: false,
+            was_refused: false,
         }
     }
 

@@ -11,6 +11,7 @@ use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Version};
 use ibarr_common::wire::ls::{ResolveIp, Timeout};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::{Question, client};
+use ibarr_proto::places::Room;
 use ibarr_proto::responder::Mode;
 use ibarr_proto::{node, responder};
 
@@ -89,6 +90,9 @@ impl Weather {
             ..responder::Settings::default()
         };
         config.view.neighbours = config.responder.wants_neighbours();
+        if !plan.crowds {
+            config.acm.clients = Room { all: 7, of_user: 3 };
+        }
         let climate = Climate {
             lost: *dice.pick(&[0, 0, 1, 5, 20, 100]),
             repeated: *dice.pick(&[0, 0, 5, 50]),

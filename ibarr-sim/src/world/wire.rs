@@ -84,7 +84,7 @@ impl World {
     }
 
     /// The request of IPoIB for a path.
-    fn path_question(&self, id: Id, next_hop: IpAddr) -> ResolvePath {
+    pub(super) fn path_question(&self, id: Id, next_hop: IpAddr) -> ResolvePath {
         let machine = &self.machines[id];
         let router = router(machine.subnet);
         let neighbour = self.truth.owner(next_hop).and_then(|id| self.machines[id].gid());
