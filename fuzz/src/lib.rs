@@ -7,11 +7,9 @@
 #![forbid(unsafe_code)]
 
 mod acm_codec;
-mod acm_service;
 mod fabric;
 mod ip2gid_client;
 mod ip2gid_codec;
-mod local_service;
 mod local_view;
 mod ls_codec;
 mod mad_codec;
@@ -19,7 +17,7 @@ mod packet_codec;
 mod paths;
 mod paths_snapshot;
 mod script;
-mod turn;
+mod world;
 
 macro_rules! targets {
     ($($target:ident),*) => {
@@ -32,18 +30,16 @@ macro_rules! targets {
 
 targets!(
     acm_codec,
-    acm_service,
     fabric,
     ip2gid_client,
     ip2gid_codec,
-    local_service,
     local_view,
     ls_codec,
     mad_codec,
     packet_codec,
     paths,
     paths_snapshot,
-    turn
+    world
 );
 
 /// Main function of a target's binary without libFuzzer: runs the claim on the files that its arguments
