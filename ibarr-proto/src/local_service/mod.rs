@@ -81,18 +81,14 @@ pub struct LocalService {
 impl LocalService {
     /// Starts without a socket.
     pub fn new(config: Config) -> Self {
-        Self::with_limits(config, Limits::default())
-    }
-
-    /// For tests that reach the limits.
-    pub fn with_limits(config: Config, limits: Limits) -> Self {
+        let Limits { requests, paths } = config.limits;
         Self {
             config,
             now: Instant::BOOT,
             port_id: None,
-            requests: Requests::new(limits.requests),
-            path_requests: PathRequests::new(limits.paths),
-            queue: Queue::new(limits.paths),
+            requests: Requests::new(requests),
+            path_requests: PathRequests::new(paths),
+            queue: Queue::new(paths),
             timeout: None,
             group: Group::Outside,
             nudges: Nudges::default(),
@@ -104,7 +100,7 @@ impl LocalService {
         }
     }
 
-    /// Replaces the configuration.
+    /// Replaces the configuration, but for the limits.
     pub fn reconfigure(&mut self, config: Config) {
         if config.timeout != self.config.timeout && self.port_id.is_some() {
             self.timeout = Some(config.timeout);

@@ -24,13 +24,15 @@ pub struct Config {
     /// When an address request is dropped, counted from its first arrival. The kernel tells neither
     /// how long its caller waits nor when the caller has gone.
     pub deadline: Duration,
+    /// Tests set others, and reach them.
+    pub limits: Limits,
 }
 
 impl Default for Config {
     /// A request for a path then waits for 2.4 s. Without a daemon a caller that gives the usual 2 s waits for 2.2 s:
     /// the kernel sends eleven MADs, a tenth of the caller's time apart.
     fn default() -> Self {
-        Self { nudge: true, timeout: TIMEOUT, deadline: DEADLINE }
+        Self { nudge: true, timeout: TIMEOUT, deadline: DEADLINE, limits: Limits::default() }
     }
 }
 

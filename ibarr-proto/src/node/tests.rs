@@ -332,7 +332,8 @@ fn users_dead_targets_delay_no_kernel_request() {
 fn tables_hold_only_what_local_service_and_shares_admit() {
     let limits = local_service::Limits { requests: 3, ..local_service::Limits::default() };
     let mut rig = Rig::unknown(16_384);
-    rig.node.local_service = LocalService::with_limits(local_service::Config::default(), limits);
+    rig.node.local_service =
+        LocalService::new(local_service::Config { limits, ..local_service::Config::default() });
     let opened = local_service::Input::Opened { port_id: PortId(180), is_member: true };
     rig.tell(Input::LocalService(opened));
     let early = |rig: &Rig| rig.node.requests.early();

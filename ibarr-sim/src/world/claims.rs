@@ -9,7 +9,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ls::{ResolveIp, Seq, Timeout};
-use ibarr_proto::local_service::{self, MEMORY};
+use ibarr_proto::local_service::{self, Limits, MEMORY};
 
 use super::World;
 use super::kernel_claims::{are_complete, header};
@@ -193,6 +193,9 @@ impl World {
 
     /// The time limit of a request, if it must be answered.
     fn limit(&self, id: Id, call: &Call) -> Option<Duration> {
+        if self.has_little_room() {
+            return None;
+        }
         let since = before(call.asked_at, SETTLE);
         let owner = self.truth.owner_since(call.target, since)?;
         let is_quick = |id: Id| self.machines[id].ipoib.quick_since(self.now) <= since;
@@ -218,6 +221,11 @@ impl World {
         };
         let limit = limit + extra;
         (answers && limit < call.timeout).then_some(limit)
+    }
+
+    /// Whether a daemon may refuse a request because of others.
+    fn has_little_room(&self) -> bool {
+        self.weather.config.local_service.limits != Limits::default()
     }
 
     /// Checks a message of the daemon to the kernel.
@@ -304,7 +312,10 @@ impl World {
         let slept = machine.pace.hiccups_since(before(self.now, time));
         let daemon = machine.daemon.as_ref();
         let unread = daemon.map_or(Duration::ZERO, |daemon| daemon.paths.unread(seq));
-        if machine.troubles.end() < before(self.now, SETTLE) && slept + unread < time / 10 {
+        if machine.troubles.end() < before(self.now, SETTLE)
+            && slept + unread < time / 10
+            && !self.has_little_room()
+        {
             let text = format!("path request {} gets no answer", seq.0);
             self.claims.breaks(self.now, [Some(id), None], text);
         }
@@ -322,10 +333,13 @@ impl World {
         let users = daemon.asked.len() + daemon.crowd.len() + daemon.applications.waiting();
         let asked = called.len() + users;
         let addresses = self.weather.addresses;
+        let limits = self.weather.config.local_service.limits;
         let sleeps = self.machines[id].troubles.end() > before(self.now, HELD);
         let too_much = [
             ("sockets", daemon.sockets.len(), Sockets::MOST),
-            ("requests held", held, if sleeps { usize::MAX } else { called.len() }),
+            ("requests held", held, if sleeps { limits.requests } else { called.len() }),
+            ("requests in the table", held, limits.requests),
+            ("path requests held", node.local_service().load().paths, limits.paths),
             // Each address may be cached with and without an interface, and is then refreshed.
             ("answers remembered", client.cached, 2 * addresses),
             ("flights", client.flights, asked + 2 * addresses),

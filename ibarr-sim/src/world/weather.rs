@@ -11,6 +11,7 @@ use ibarr_common::wire::ip2gid::{MsgId, PORT, Query, Version};
 use ibarr_common::wire::ls::{ResolveIp, Timeout};
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::{Question, client};
+use ibarr_proto::local_service::Limits;
 use ibarr_proto::places::Room;
 use ibarr_proto::responder::Mode;
 use ibarr_proto::{node, responder};
@@ -92,6 +93,8 @@ impl Weather {
         config.view.neighbours = config.responder.wants_neighbours();
         if !plan.crowds {
             config.acm.clients = Room { all: 7, of_user: 3 };
+            let limits = Limits { requests: 4, paths: 3 };
+            config.local_service.limits = *dice.pick(&[Limits::default(), limits]);
         }
         let climate = Climate {
             lost: *dice.pick(&[0, 0, 1, 5, 20, 100]),

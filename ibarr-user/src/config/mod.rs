@@ -202,7 +202,7 @@ fn client(
 }
 
 fn local_service(root: &mut Table<'_, '_>, deadline: Duration) -> local_service::Config {
-    let default = local_service::Config::default();
+    let default = local_service::Config { deadline, ..local_service::Config::default() };
     local_service::Config {
         nudge: root.value("nudge", default.nudge, switch),
         timeout: root.value("local-service-timeout", default.timeout, |value| {
@@ -210,7 +210,7 @@ fn local_service(root: &mut Table<'_, '_>, deadline: Duration) -> local_service:
             let millis = u32::try_from(timeout.as_millis()).ok();
             millis.and_then(Timeout::from_millis).ok_or_else(|| "must be 100ms to 200s".to_owned())
         }),
-        deadline,
+        ..default
     }
 }
 
@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(lives, (Duration::ZERO, Duration::from_mins(2)));
         let timeout = Timeout::from_millis(500).unwrap();
         let expected =
-            local_service::Config { deadline: local_service::DEADLINE, nudge: false, timeout };
+            local_service::Config { nudge: false, timeout, ..local_service::Config::default() };
         assert_eq!(config.local_service, expected);
         let expected = paths::Config {
             qos: Qos::On,

@@ -344,8 +344,8 @@ proptest! {
     fn core_behaves_like_plain_lists(
         nudges_on: bool, ops in prop::collection::vec(op(), 1..120)
     ) {
-        let config = Config { nudge: nudges_on, deadline: DEADLINE, ..Config::default() };
-        let mut core = LocalService::with_limits(config, LIMITS);
+        let config = Config { nudge: nudges_on, deadline: DEADLINE, limits: LIMITS, ..Config::default() };
+        let mut core = LocalService::new(config);
         core.handle_input(START, Input::Opened { port_id: PortId(180), is_member: true });
         prop_assert_eq!(core.poll_transmit().map(|t| tell(&t)), Some("timeout 3000".to_owned()));
         let mut model = Model {

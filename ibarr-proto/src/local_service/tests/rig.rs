@@ -36,7 +36,7 @@ impl Rig {
 
     pub(super) fn with(config: Config, limits: Limits) -> Self {
         let mut rig = Self {
-            core: LocalService::with_limits(config, limits),
+            core: LocalService::new(Config { limits, ..config }),
             now: START,
             wanted: Vec::new(),
             dropped: Vec::new(),
