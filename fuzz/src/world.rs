@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Whole networks, whose history the bytes decide.
+
 use ibarr_sim::{Plan, run_script};
 
 /// Every claim of the simulation holds for the small network that `script` decides.
