@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which crate may depend on which. ARCHITECTURE.md says why.
+//! Which crate may depend on which, as the table of ARCHITECTURE.md says.
 
 use serde_json::Value;
 
