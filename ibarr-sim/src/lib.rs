@@ -30,7 +30,7 @@ pub use record::Netlink;
 pub use runs::{Runs, run_all};
 
 use crate::dice::Dice;
-use crate::record::{Id, Line, START};
+use crate::record::{Line, START};
 use crate::world::Broken;
 
 /// The size of a simulation.
@@ -140,7 +140,7 @@ pub fn full_trace(seed: u64, plan: Plan, bug: Option<Bug>) -> Vec<String> {
 /// The last lines about the machines concerned.
 fn end_of_trace(lines: Vec<Line>, broken: &Broken) -> Vec<String> {
     const LINES: usize = 80;
-    let concerns = |id: Option<Id>| id.is_some() && broken.about.contains(&id);
+    let concerns = |id: Option<usize>| id.is_some() && broken.about.contains(&id);
     let mut last: Vec<_> = lines
         .into_iter()
         .rev()

@@ -18,9 +18,6 @@ use crate::kernel::{Event, IpOutcome, Wake};
 /// The time at which a simulation begins: long after boot.
 pub(crate) const START: Instant = Instant::from_nanos(1_000_000_000_000);
 
-/// The index of a machine.
-pub(crate) type Id = usize;
-
 #[derive(Debug)]
 pub(crate) struct Record {
     hash: u64,
@@ -30,7 +27,7 @@ pub(crate) struct Record {
 /// An event, with the machines concerned.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
-    pub(crate) about: [Option<Id>; 2],
+    pub(crate) about: [Option<usize>; 2],
     pub(crate) text: String,
 }
 
@@ -55,7 +52,7 @@ pub(crate) enum Entry<'a> {
     /// A request has ended.
     Ended(&'a Event),
     /// A datagram is sent.
-    Datagram { from: SocketAddr, to: SocketAddr, to_machine: Id, payload: &'a [u8], fate: Fate },
+    Datagram { from: SocketAddr, to: SocketAddr, to_machine: usize, payload: &'a [u8], fate: Fate },
     /// A daemon asks an SA.
     Mad { question: &'a Question, fate: Fate },
     /// A daemon receives an answer of an SA.
@@ -90,7 +87,7 @@ impl Record {
         self.lines.unwrap_or_default().into()
     }
 
-    pub(crate) fn add(&mut self, now: Instant, machine: Id, entry: &Entry<'_>) {
+    pub(crate) fn add(&mut self, now: Instant, machine: usize, entry: &Entry<'_>) {
         self.mix(now.as_nanos());
         self.mix(u64::try_from(machine).unwrap_or(u64::MAX));
         let other = match entry {

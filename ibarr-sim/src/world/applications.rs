@@ -20,7 +20,6 @@ use ibarr_proto::shares::User;
 use super::process::{Daemon, Inbox};
 use super::{What, World};
 use crate::dice::{ms, secs};
-use crate::record::Id;
 
 const USER: User = User(1001);
 
@@ -32,7 +31,7 @@ const HOSTS: [&str; 3] = ["node1", "NODE1", "node2"];
 
 impl World {
     /// A client asks for a path to the target of a question, or for the port with a LID, or for counters.
-    pub(super) fn application_asks(&mut self, id: Id, daemon: &mut Daemon, question: Question) {
+    pub(super) fn application_asks(&mut self, id: usize, daemon: &mut Daemon, question: Question) {
         self.no_application_is_forgotten(id, daemon);
         let (ask, target) = self.ask(Address::Ip(question.target()));
         let target = target.then_some(question.target());
@@ -77,7 +76,7 @@ impl World {
     }
 
     /// Clients of several users do what any process may.
-    pub(super) fn applications_misbehave(&mut self, id: Id, daemon: &mut Daemon) {
+    pub(super) fn applications_misbehave(&mut self, id: usize, daemon: &mut Daemon) {
         for _ in 0..=self.dice.below(16) {
             let Some(client) = daemon.applications.any(&mut self.dice) else {
                 self.connects(daemon, USER);
@@ -119,7 +118,7 @@ impl World {
     }
 
     /// A request for the path between names or addresses, of which some bytes may be others.
-    fn odd_request(&mut self, id: Id) -> Vec<u8> {
+    fn odd_request(&mut self, id: usize) -> Vec<u8> {
         let [source, target] = [(), ()].map(|()| {
             let name = Name::new(self.dice.pick::<&str>(&HOSTS)).filter(|_| self.dice.coin());
             name.map_or_else(|| Address::Ip(self.any_target(id)), Address::Name)
@@ -136,7 +135,7 @@ impl World {
     }
 
     /// Carries out what the daemon does for its clients.
-    pub(super) fn serve_application(&mut self, id: Id, daemon: &mut Daemon, output: Output) {
+    pub(super) fn serve_application(&mut self, id: usize, daemon: &mut Daemon, output: Output) {
         let (now, awake) = (self.now, self.machines[id].troubles.end());
         let claim = match output {
             Output::Route { id: lookup, target } => {
@@ -194,7 +193,7 @@ impl World {
     }
 
     /// The resolver gives the addresses of a name.
-    pub(super) fn named(&mut self, id: Id, life: u32, name: Name) {
+    pub(super) fn named(&mut self, id: usize, life: u32, name: Name) {
         if self.machines[id].life == life {
             let addresses = (0..self.dice.below(4)).map(|_| self.any_target(id)).collect();
             self.put(id, Inbox::Named(name, addresses));
@@ -208,7 +207,7 @@ impl World {
     }
 
     /// Checks at the end of a turn that the daemon knows its clients and those that wait.
-    pub(super) fn check_applications(&mut self, id: Id, daemon: &mut Daemon) {
+    pub(super) fn check_applications(&mut self, id: usize, daemon: &mut Daemon) {
         let applications = &mut daemon.applications;
         applications.newcomers = 0;
         applications.left.clear();
@@ -225,7 +224,7 @@ impl World {
     }
 
     /// Checks that no client waits that should have its reply.
-    pub(super) fn no_application_is_forgotten(&mut self, id: Id, daemon: &Daemon) {
+    pub(super) fn no_application_is_forgotten(&mut self, id: usize, daemon: &Daemon) {
         let awake = self.machines[id].troubles.end();
         if let Some(client) = daemon.applications.overdue(self.now, awake) {
             let text = format!("{client:?} of ACM gets no reply");

@@ -20,26 +20,26 @@ use super::words::{Words, before};
 use crate::Counts;
 use crate::dice::{ms, secs};
 use crate::kernel::{IP_RESOLVE, IpOutcome, RESOLVE, SET_TIMEOUT, Wake};
-use crate::record::{Entry, Id, START};
+use crate::record::{Entry, START};
 
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     pub(super) counts: Counts,
     broken: Option<Broken>,
     /// Pending requests of each machine's kernel.
-    calls: BTreeMap<Id, Vec<Call>>,
+    calls: BTreeMap<usize, Vec<Call>>,
     /// The times of recent requests.
-    called: BTreeMap<Id, VecDeque<Instant>>,
+    called: BTreeMap<usize, VecDeque<Instant>>,
     pub(super) words: Words,
     /// The times of recently lost datagrams between two machines.
-    losses: BTreeMap<(Id, Id), VecDeque<Instant>>,
+    losses: BTreeMap<(usize, usize), VecDeque<Instant>>,
 }
 
 /// A claim that does not hold.
 #[derive(Clone, Debug)]
 pub(crate) struct Broken {
     pub(crate) at: Instant,
-    pub(crate) about: [Option<Id>; 2],
+    pub(crate) about: [Option<usize>; 2],
     pub(crate) claim: String,
 }
 
@@ -78,16 +78,16 @@ impl Claims {
     }
 
     /// Only the first broken claim is reported.
-    pub(super) fn breaks(&mut self, at: Instant, about: [Option<Id>; 2], claim: String) {
+    pub(super) fn breaks(&mut self, at: Instant, about: [Option<usize>; 2], claim: String) {
         self.broken.get_or_insert(Broken { at, about, claim });
     }
 
     /// The kernel asks a daemon for an address.
-    pub(super) fn asked_for(&mut self, now: Instant, id: Id) {
+    pub(super) fn asked_for(&mut self, now: Instant, id: usize) {
         self.called.entry(id).or_default().push_back(now);
     }
 
-    pub(super) fn loses(&mut self, now: Instant, from: Id, to: Option<Id>) {
+    pub(super) fn loses(&mut self, now: Instant, from: usize, to: Option<usize>) {
         self.counts.lost += 1;
         let Some(to) = to else { return };
         let losses = self.losses.entry((from.min(to), from.max(to))).or_default();
@@ -97,7 +97,7 @@ impl Claims {
         }
     }
 
-    pub(super) fn nudges(&mut self, now: Instant, id: Id, daemon: &mut Daemon) {
+    pub(super) fn nudges(&mut self, now: Instant, id: usize, daemon: &mut Daemon) {
         self.counts.nudges += 1;
         let claim = daemon.kernel.orders_nudge(now).filter(|_| !daemon.is_ending);
         if let Some(claim) = claim {
@@ -105,13 +105,13 @@ impl Claims {
         }
     }
 
-    pub(super) fn daemon_ends(&mut self, now: Instant, id: Id, daemon: &Daemon) {
+    pub(super) fn daemon_ends(&mut self, now: Instant, id: usize, daemon: &Daemon) {
         if let Some(claim) = daemon.kernel.excess() {
             self.breaks(now, [Some(id), None], claim);
         }
     }
 
-    fn losses_since(&self, one: Id, other: Id, since: Instant) -> usize {
+    fn losses_since(&self, one: usize, other: usize, since: Instant) -> usize {
         let losses = self.losses.get(&(one.min(other), one.max(other)));
         losses.map_or(0, |losses| losses.iter().rev().take_while(|&&at| at >= since).count())
     }
@@ -119,7 +119,7 @@ impl Claims {
 
 impl World {
     /// Notes a call of `rdma_resolve_addr`.
-    pub(super) fn resolve(&mut self, id: Id, request: ResolveIp, timeout: Duration) {
+    pub(super) fn resolve(&mut self, id: usize, request: ResolveIp, timeout: Duration) {
         let target = request.target;
         self.note(id, &Entry::Called { target, timeout });
         self.claims.counts.calls += 1;
@@ -139,7 +139,7 @@ impl World {
     }
 
     /// Checks that a call has one effective outcome, in time and correct.
-    pub(super) fn call_ends(&mut self, id: Id, seq: Seq, outcome: IpOutcome) {
+    pub(super) fn call_ends(&mut self, id: usize, seq: Seq, outcome: IpOutcome) {
         let calls = self.claims.calls.entry(id).or_default();
         let Some(at) = calls.iter().position(|call| call.seq == seq) else {
             let text = format!("request {} ends but was not pending", seq.0);
@@ -192,14 +192,14 @@ impl World {
     }
 
     /// The time limit of a request, if it must be answered.
-    fn limit(&self, id: Id, call: &Call) -> Option<Duration> {
+    fn limit(&self, id: usize, call: &Call) -> Option<Duration> {
         if self.has_little_room() {
             return None;
         }
         let since = before(call.asked_at, SETTLE);
         let owner = self.truth.owner_since(call.target, since)?;
-        let is_quick = |id: Id| self.machines[id].ipoib.quick_since(self.now) <= since;
-        let is_calm = |id: Id| self.machines[id].troubles.end() <= since && is_quick(id);
+        let is_quick = |id: usize| self.machines[id].ipoib.quick_since(self.now) <= since;
+        let is_calm = |id: usize| self.machines[id].troubles.end() <= since && is_quick(id);
         // The next daemon has to answer requests that wait during a restart: its first nudge makes
         // the kernel repeat them.
         let waited = self.machines[id].troubles.waited(call.asked_at, since);
@@ -229,7 +229,7 @@ impl World {
     }
 
     /// Checks a message of the daemon to the kernel.
-    pub(super) fn check_message(&mut self, id: Id, daemon: &mut Daemon, bytes: &[u8]) {
+    pub(super) fn check_message(&mut self, id: usize, daemon: &mut Daemon, bytes: &[u8]) {
         let Some((kind, seq)) = header(bytes).filter(|(kind, _)| *kind != SET_TIMEOUT) else {
             return;
         };
@@ -270,7 +270,7 @@ impl World {
     }
 
     /// Checks a reply: the machine has the address, or had it until a moment ago.
-    pub(super) fn check_reply(&mut self, id: Id, about: IpAddr, asker: IpAddr, gid: Gid) {
+    pub(super) fn check_reply(&mut self, id: usize, about: IpAddr, asker: IpAddr, gid: Gid) {
         let machine = &self.machines[id];
         let runs = machine.daemon.as_ref().is_some_and(|daemon| {
             // Until it has written all maps, the programs answer from those of an earlier daemon.
@@ -289,7 +289,7 @@ impl World {
     }
 
     /// Checks that a daemon which ended in an orderly way has restored the kernel's time-out.
-    pub(super) fn check_peaceful_end(&mut self, id: Id) {
+    pub(super) fn check_peaceful_end(&mut self, id: usize) {
         let machine = &self.machines[id];
         let Some(daemon) = machine.daemon.as_ref().filter(|it| it.is_ending && !it.was_refused)
         else {
@@ -305,7 +305,7 @@ impl World {
     /// Checks a path request that got no answer in the kernel's time. This is allowed only if there
     /// was a trouble, or the daemon did not run, or read other requests, for half of the time that
     /// remains after the SA's silence.
-    pub(super) fn path_unanswered(&mut self, id: Id, seq: Seq) {
+    pub(super) fn path_unanswered(&mut self, id: usize, seq: Seq) {
         self.claims.counts.paths_unanswered += 1;
         let machine = &self.machines[id];
         let time = machine.kernel.path_timeout();
@@ -322,7 +322,7 @@ impl World {
     }
 
     /// Checks that no table is larger than the requests justify.
-    pub(super) fn check_bounds(&mut self, id: Id, daemon: &Daemon) {
+    pub(super) fn check_bounds(&mut self, id: usize, daemon: &Daemon) {
         let node = daemon.core.node();
         let held_for = HELD + self.slept_lately(Some(id), before(self.now, HELD));
         let called = self.claims.called.entry(id).or_default();
@@ -404,7 +404,7 @@ impl World {
     }
 
     /// How long the machine has not run, if that was after `since`.
-    pub(super) fn slept_lately(&self, id: Option<Id>, since: Instant) -> Duration {
+    pub(super) fn slept_lately(&self, id: Option<usize>, since: Instant) -> Duration {
         id.map_or(Duration::ZERO, |id| self.machines[id].troubles.slept_since(since))
     }
 }

@@ -27,7 +27,7 @@ use super::pending::ELSEWHERE;
 use super::process::{Daemon, Inbox};
 use super::subnet::name;
 use crate::dice::{ms, secs};
-use crate::record::{Entry, Id};
+use crate::record::Entry;
 
 const USER: User = User(1000);
 
@@ -36,7 +36,7 @@ const DEAD: u32 = 400;
 
 impl World {
     /// Fills up the user's requests until `until`, at the start and after each answer.
-    pub(super) fn user_asks(&mut self, id: Id, daemon: &mut Daemon, until: Instant) {
+    pub(super) fn user_asks(&mut self, id: usize, daemon: &mut Daemon, until: Instant) {
         let (now, subnet) = (self.now, self.machines[id].subnet);
         if !daemon.crowd.extend(now, until) {
             return;
@@ -66,7 +66,7 @@ impl World {
     /// Takes the outcome of a request; returns whether the request is the user's.
     pub(super) fn user_told(
         &mut self,
-        id: Id,
+        id: usize,
         daemon: &mut Daemon,
         request: UserRequest,
         outcome: &Outcome,
@@ -79,7 +79,7 @@ impl World {
 
     pub(super) fn user_path_told(
         &mut self,
-        id: Id,
+        id: usize,
         daemon: &mut Daemon,
         request: UserRequest,
         outcome: &paths::Outcome,
@@ -92,7 +92,13 @@ impl World {
         self.user_answered(id, daemon, asked_at, is_refused);
     }
 
-    fn user_answered(&mut self, id: Id, daemon: &mut Daemon, asked_at: Instant, is_refused: bool) {
+    fn user_answered(
+        &mut self,
+        id: usize,
+        daemon: &mut Daemon,
+        asked_at: Instant,
+        is_refused: bool,
+    ) {
         let took = self.now.since(asked_at);
         self.claims.counts.users_told += 1;
         self.claims.counts.users_refused += u64::from(is_refused);
@@ -111,7 +117,7 @@ impl World {
     }
 
     /// The kernel's applications resolve many addresses that no host has, all at once.
-    pub(super) fn kernel_wants_the_dead(&mut self, id: Id) {
+    pub(super) fn kernel_wants_the_dead(&mut self, id: usize) {
         self.note(id, &Entry::Weather("many requests for missing peers", None));
         let (first, subnet) = (self.dice.below(1 << 15), self.machines[id].subnet);
         let first = u32::try_from(first).unwrap_or_default();

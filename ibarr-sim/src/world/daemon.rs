@@ -36,7 +36,7 @@ use super::{What, World};
 use crate::bugs::{Bug, Core};
 use crate::dice::{ms, us};
 use crate::kernel;
-use crate::record::{Entry, Fate, Id};
+use crate::record::{Entry, Fate};
 
 /// Datagrams that the socket to the daemon holds, normally and in a trouble.
 const ROOM: usize = 4096;
@@ -44,7 +44,7 @@ const LITTLE_ROOM: usize = 3;
 
 impl World {
     /// Starts a daemon, which inherits the socket to the kernel if it is still open.
-    pub(super) fn launch(&mut self, id: Id) {
+    pub(super) fn launch(&mut self, id: usize) {
         let config = self.config(id);
         let paths = config.paths;
         let core = Core::new(self.now, config, self.dice.seed_core(), self.bug);
@@ -62,7 +62,7 @@ impl World {
     }
 
     /// Ends the daemon and its sockets; with `keeps_socket`, the socket to the kernel stays open.
-    pub(super) fn kill(&mut self, id: Id, keeps_socket: bool) {
+    pub(super) fn kill(&mut self, id: usize, keeps_socket: bool) {
         let Some(daemon) = self.machines[id].daemon.take() else { return };
         self.claims.daemon_ends(self.now, id, &daemon);
         self.no_application_is_forgotten(id, &daemon);
@@ -76,7 +76,7 @@ impl World {
     }
 
     /// Schedules a turn of the daemon.
-    pub(super) fn wake(&mut self, id: Id) {
+    pub(super) fn wake(&mut self, id: usize) {
         let machine = &mut self.machines[id];
         let Some(daemon) = &mut machine.daemon else { return };
         if daemon.schedule.wakes() {
@@ -89,14 +89,14 @@ impl World {
     }
 
     /// Queues an input for the daemon.
-    pub(super) fn put(&mut self, id: Id, item: Inbox) {
+    pub(super) fn put(&mut self, id: usize, item: Inbox) {
         if let Some(daemon) = &mut self.machines[id].daemon {
             daemon.inbox.push_back(item);
             self.wake(id);
         }
     }
 
-    pub(super) fn turn(&mut self, id: Id, at: Instant) {
+    pub(super) fn turn(&mut self, id: usize, at: Instant) {
         let Some(mut daemon) = self.machines[id].daemon.take() else { return };
         let is_due = daemon.schedule.take_due(at);
         if is_due {
@@ -118,7 +118,7 @@ impl World {
     }
 
     /// Whether the socket to the kernel is readable or, if an answer waits for room, writable.
-    fn is_ready(&self, id: Id, daemon: &Daemon) -> bool {
+    fn is_ready(&self, id: usize, daemon: &Daemon) -> bool {
         let machine = &self.machines[id];
         match daemon.unsent {
             Some(_) => !machine.troubles.has(self.now, Trouble::Clogged),
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    fn take_turn(&mut self, id: Id, daemon: &mut Daemon) {
+    fn take_turn(&mut self, id: usize, daemon: &mut Daemon) {
         self.claims.counts.turns += 1;
         // The loop may poll its channels just before the kernel sends a request.
         let first = if self.is_ready(id, daemon) && self.dice.coin() {
@@ -177,7 +177,7 @@ impl World {
         self.claims.breaks(now, [Some(id), None], claim.to_owned());
     }
 
-    fn take(&mut self, id: Id, daemon: &mut Daemon, item: &Inbox) {
+    fn take(&mut self, id: usize, daemon: &mut Daemon, item: &Inbox) {
         let now = self.now;
         let input = match item {
             Inbox::Opened => {
@@ -254,7 +254,7 @@ impl World {
         daemon.core.handle_input(now, input);
     }
 
-    fn answer(&mut self, id: Id, daemon: &mut Daemon, packet: &Packet) {
+    fn answer(&mut self, id: usize, daemon: &mut Daemon, packet: &Packet) {
         let (to, payload) = (packet.to.ip(), packet.payload.as_ref());
         let received = Received { from: packet.from, to, ingress: IPOIB, is_local: false, payload };
         if let Some(reply) = daemon.core.answer(&received) {
@@ -262,7 +262,7 @@ impl World {
         }
     }
 
-    fn hear_refusal(&mut self, id: Id, daemon: &mut Daemon, query: &Packet) {
+    fn hear_refusal(&mut self, id: usize, daemon: &mut Daemon, query: &Packet) {
         let Some(socket) = daemon.sockets.at(query.from.port()) else { return };
         let before = daemon.counted(client::Counter::Refusals);
         let input = client::Input::Refused { socket, to: query.to, quoted: query.payload.as_ref() };
@@ -272,7 +272,7 @@ impl World {
         }
     }
 
-    fn receive_reply(&mut self, id: Id, daemon: &mut Daemon, socket: SocketId, packet: &Packet) {
+    fn receive_reply(&mut self, id: usize, daemon: &mut Daemon, socket: SocketId, packet: &Packet) {
         let before = daemon.counted(client::Counter::Replies);
         let Packet { from, payload, .. } = *packet;
         let input =
@@ -283,7 +283,7 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, id: Id, daemon: &mut Daemon, output: Output) {
+    fn carry_out(&mut self, id: usize, daemon: &mut Daemon, output: Output) {
         let (now, life) = (self.now, self.machines[id].life);
         match output {
             Output::View(local_view::Request::Leave(_)) => {
@@ -372,7 +372,7 @@ impl World {
     }
 
     /// A message that the kernel seems to have refused makes the daemon close its socket. It opens another.
-    fn leaves(&mut self, id: Id, daemon: &mut Daemon) {
+    fn leaves(&mut self, id: usize, daemon: &mut Daemon) {
         let now = self.now;
         daemon.core.handle_input(now, Input::LocalService(local_service::Input::Closed));
         let load = daemon.core.node().local_service().load();
@@ -392,7 +392,7 @@ impl World {
         daemon.inbox.push_back(Inbox::Opened);
     }
 
-    fn told(&mut self, id: Id, daemon: &mut Daemon, request: UserRequest, outcome: Outcome) {
+    fn told(&mut self, id: usize, daemon: &mut Daemon, request: UserRequest, outcome: Outcome) {
         if self.user_told(id, daemon, request, &outcome) {
             return;
         }
@@ -427,7 +427,7 @@ impl World {
         }
     }
 
-    fn query(&mut self, id: Id, daemon: &Daemon, transmit: &client::Transmit) {
+    fn query(&mut self, id: usize, daemon: &Daemon, transmit: &client::Transmit) {
         let Some(port) = daemon.sockets.port(transmit.socket) else {
             let text = format!("a query leaves from {}, which is not open", transmit.socket);
             return self.claims.breaks(self.now, [Some(id), None], text);
@@ -438,7 +438,7 @@ impl World {
         self.send(id, Packet { from, to: transmit.to, payload: transmit.payload });
     }
 
-    fn tell_kernel(&mut self, id: Id, daemon: &mut Daemon, message: &Emitted) {
+    fn tell_kernel(&mut self, id: usize, daemon: &mut Daemon, message: &Emitted) {
         let machine = &mut self.machines[id];
         if machine.troubles.has(self.now, Trouble::Clogged) {
             daemon.unsent = Some(*message);
@@ -453,7 +453,7 @@ impl World {
     }
 
     /// The configuration of a machine. A machine whose kernel runs no programs wants none.
-    fn config(&self, id: Id) -> node::Config {
+    fn config(&self, id: usize) -> node::Config {
         let mut config = self.weather.config.clone();
         if self.machines[id].programs.is_none() {
             config.responder.mode = Mode::User;
@@ -461,7 +461,7 @@ impl World {
         config
     }
 
-    fn mirror(&mut self, id: Id, daemon: &mut Daemon, output: mirror::Output) {
+    fn mirror(&mut self, id: usize, daemon: &mut Daemon, output: mirror::Output) {
         let machine = &mut self.machines[id];
         let fails = machine.programs.as_ref().is_some_and(|programs| programs.fails(self.now));
         match output {
@@ -477,7 +477,7 @@ impl World {
     }
 
     /// At the end of a turn, programs that answer know all that the view says.
-    fn check_maps(&mut self, id: Id, daemon: &Daemon) {
+    fn check_maps(&mut self, id: usize, daemon: &Daemon) {
         let node = daemon.core.node();
         let is_leased = daemon.has_maps && node.responder().lease_end() > self.now;
         if let Some(programs) = &self.machines[id].programs
@@ -490,7 +490,7 @@ impl World {
     }
 
     /// The thread that loads and attaches programs executes its order.
-    pub(super) fn execute(&mut self, id: Id, life: u32) {
+    pub(super) fn execute(&mut self, id: usize, life: u32) {
         let machine = &mut self.machines[id];
         let daemon = machine.daemon.as_mut().filter(|_| machine.life == life);
         let Some(order) = daemon.and_then(|daemon| daemon.order.take()) else { return };
@@ -513,7 +513,7 @@ impl World {
         self.put(id, Inbox::Executed(done));
     }
 
-    pub(super) fn route_said(&mut self, id: Id, life: u32, candidate: Candidate) {
+    pub(super) fn route_said(&mut self, id: usize, life: u32, candidate: Candidate) {
         if self.machines[id].life == life {
             let route = self.machines[id].route(candidate);
             self.put(id, Inbox::Route(candidate, route));
@@ -522,7 +522,7 @@ impl World {
 
     /// The nudging thread runs now; `read` is the number of datagrams read from the socket when the
     /// nudge was ordered.
-    pub(super) fn nudge_done(&mut self, id: Id, life: u32, nudge: Nudge, read: u64) {
+    pub(super) fn nudge_done(&mut self, id: usize, life: u32, nudge: Nudge, read: u64) {
         let machine = &mut self.machines[id];
         let daemon = machine.daemon.as_mut().filter(|_| machine.life == life);
         let is_asking = daemon.as_ref().is_some_and(|daemon| {
@@ -550,7 +550,7 @@ impl World {
         }
     }
 
-    pub(super) fn neighbour(&mut self, id: Id, address: IpAddr) {
+    pub(super) fn neighbour(&mut self, id: usize, address: IpAddr) {
         let machine = &mut self.machines[id];
         if machine.daemon.is_none() {
             machine.troubles.neighbour_changes();
@@ -563,7 +563,7 @@ impl World {
 
     /// Draws the time until the kernel can accept the answer to its next request. It is rarely
     /// long; never where there are no nudges, because then each answer is sent only twice.
-    pub(super) fn draw_window(&mut self, id: Id) {
+    pub(super) fn draw_window(&mut self, id: usize) {
         let window = if self.machines[id].pace.is_eager() {
             us(400)..us(500)
         } else if self.weather.config.local_service.nudge && self.dice.once_in(100) {
@@ -575,7 +575,7 @@ impl World {
         self.machines[id].kernel.set_window(window);
     }
 
-    pub(super) fn kernel_timeout(&mut self, id: Id, at: Instant) {
+    pub(super) fn kernel_timeout(&mut self, id: usize, at: Instant) {
         let machine = &mut self.machines[id];
         if machine.kernel_alarm.rings(at) {
             machine.kernel.handle_timeout(self.now);
@@ -584,7 +584,7 @@ impl World {
     }
 
     /// Executes the outputs of the kernel.
-    pub(super) fn settle_kernel(&mut self, id: Id) {
+    pub(super) fn settle_kernel(&mut self, id: usize) {
         loop {
             if let Some(transmit) = self.machines[id].kernel.poll_transmit() {
                 self.ask_daemon(id, &transmit);
@@ -606,7 +606,7 @@ impl World {
         }
     }
 
-    fn ask_daemon(&mut self, id: Id, transmit: &kernel::Transmit) {
+    fn ask_daemon(&mut self, id: usize, transmit: &kernel::Transmit) {
         let machine = &mut self.machines[id];
         let is_squeezed = machine.troubles.has(self.now, Trouble::Squeezed);
         let room = if is_squeezed { LITTLE_ROOM } else { ROOM };
@@ -629,7 +629,7 @@ impl World {
 #[expect(clippy::struct_excessive_bools, reason = "each is what one claim has to know")]
 struct Turn<'a> {
     world: &'a mut World,
-    id: Id,
+    id: usize,
     daemon: &'a mut Daemon,
     /// Inputs after the first one, attempts to read a message of the kernel, and messages so far.
     inputs: usize,
@@ -647,7 +647,7 @@ struct Turn<'a> {
 }
 
 /// Every other node has limits so small that it reaches them.
-fn limits(id: Id) -> Limits {
+fn limits(id: usize) -> Limits {
     let limits = Limits::default();
     if id.is_multiple_of(2) { limits } else { Limits { inputs: 2, messages: 2, ..limits } }
 }

@@ -19,7 +19,7 @@ use super::programs::Programs;
 use super::troubles::Trouble;
 use super::{What, World};
 use crate::dice::{ms, secs, us};
-use crate::record::{Entry, Id, START};
+use crate::record::{Entry, START};
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -214,7 +214,7 @@ impl World {
         }
     }
 
-    fn maps_fail(&mut self, id: Id) {
+    fn maps_fail(&mut self, id: usize) {
         let time = self.dice.within(ms(100)..secs(10));
         self.note(id, &Entry::Weather("maps fail", Some(time)));
         if let Some(programs) = &mut self.machines[id].programs {
@@ -224,7 +224,7 @@ impl World {
     }
 
     /// Changes addresses, GIDs and links.
-    fn change(&mut self, id: Id, fault: Fault) {
+    fn change(&mut self, id: usize, fault: Fault) {
         match fault {
             Fault::Wanders => {
                 let address = *self.dice.pick(&self.weather.wanderers);
@@ -279,7 +279,7 @@ impl World {
     }
 
     /// Ends and starts a daemon amid requests, which the next daemon has to answer.
-    fn ends_and_starts(&mut self, id: Id, what: &'static str, keeps_socket: bool) {
+    fn ends_and_starts(&mut self, id: usize, what: &'static str, keeps_socket: bool) {
         if self.machines[id].daemon.is_none() {
             return;
         }
@@ -292,7 +292,7 @@ impl World {
         self.at(at, What::Dies(id, life, what, keeps_socket));
     }
 
-    pub(super) fn dies(&mut self, id: Id, life: u32, what: &str, keeps_socket: bool) {
+    pub(super) fn dies(&mut self, id: usize, life: u32, what: &str, keeps_socket: bool) {
         if self.machines[id].life != life || self.machines[id].daemon.is_none() {
             return;
         }
@@ -308,7 +308,7 @@ impl World {
         self.at(self.now + time, What::Starts(id, life));
     }
 
-    pub(super) fn start(&mut self, id: Id, life: u32) {
+    pub(super) fn start(&mut self, id: usize, life: u32) {
         if self.machines[id].life == life {
             self.note(id, &Entry::Weather("started", None));
             self.launch(id);
@@ -322,7 +322,7 @@ impl World {
     }
 
     /// Ends a daemon that was told to end, when it has ended or its time is over.
-    pub(super) fn ends(&mut self, id: Id, life: u32) {
+    pub(super) fn ends(&mut self, id: usize, life: u32) {
         if self.machines[id].life == life && self.machines[id].daemon.is_some() {
             self.note(id, &Entry::Weather("ended", None));
             self.check_peaceful_end(id);
@@ -334,7 +334,7 @@ impl World {
         }
     }
 
-    pub(super) fn wanders(&mut self, address: IpAddr, to: Id) {
+    pub(super) fn wanders(&mut self, address: IpAddr, to: usize) {
         if self.truth.owner(address).is_none()
             && self.machines.iter().all(|machine| !machine.network.has(address))
         {
@@ -342,7 +342,7 @@ impl World {
         }
     }
 
-    pub(super) fn link_back(&mut self, id: Id) {
+    pub(super) fn link_back(&mut self, id: usize) {
         if self.machines[id].network.ipoib().is_some() {
             return;
         }
@@ -355,7 +355,7 @@ impl World {
     }
 
     /// Sends foreign data to the socket of the kernel, to the port of peers, and to a random port.
-    fn stranger(&mut self, id: Id) {
+    fn stranger(&mut self, id: usize) {
         let bytes = self.dice.bytes(80);
         let datagram = ToDaemon { at: self.now, bytes, from_kernel: false, cut: false };
         if self.machines[id].kernel_socket.take(datagram, usize::MAX) {
@@ -374,14 +374,14 @@ impl World {
     }
 
     /// Begins a trouble, for a random time.
-    fn begin(&mut self, id: Id, trouble: Trouble, what: &str, times: Range<Duration>) {
+    fn begin(&mut self, id: usize, trouble: Trouble, what: &str, times: Range<Duration>) {
         let time = self.dice.within(times);
         self.note(id, &Entry::Weather(what, Some(time)));
         self.machines[id].troubles.begin(self.now, trouble, time);
     }
 
     /// Notes an event that may delay messages for a while.
-    fn trouble(&mut self, id: Id, what: &str, time: Duration) -> Instant {
+    fn trouble(&mut self, id: usize, what: &str, time: Duration) -> Instant {
         self.note(id, &Entry::Weather(what, Some(time)));
         let until = self.now + time;
         self.machines[id].troubles.disturb(until);

@@ -11,14 +11,14 @@ use ibarr_common::wire::ls::{Request, ResolveIp, Seq};
 use super::World;
 use super::kernel_socket::ToDaemon;
 use super::network::IPOIB;
-use crate::record::{Entry, Id};
+use crate::record::Entry;
 
 /// The lowest byte of a number that no request of the kernel has here, at its place in a message.
 const FOREIGN: (usize, u8) = if cfg!(target_endian = "little") { (11, 0x40) } else { (8, 0x40) };
 const HEADER: usize = 16;
 
 impl World {
-    pub(super) fn garble(&mut self, id: Id) {
+    pub(super) fn garble(&mut self, id: usize) {
         self.note(id, &Entry::Weather("garbled requests", None));
         self.machines[id].troubles.disturb(self.now);
         for _ in 0..=self.dice.below(8) {
@@ -39,7 +39,7 @@ impl World {
         self.wake(id);
     }
 
-    fn odd_message(&mut self, id: Id) -> Vec<u8> {
+    fn odd_message(&mut self, id: usize) -> Vec<u8> {
         // Few, so that histories repeat them.
         let seq = Seq(u32::try_from(self.dice.below(4)).unwrap_or_default());
         let multicast = IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1));

@@ -20,7 +20,7 @@ use super::troubles::Trouble;
 use super::{What, World};
 use crate::bugs::SILENCES;
 use crate::dice::{ms, secs};
-use crate::record::{Entry, Id};
+use crate::record::Entry;
 
 /// The time until each change is in the report: the daemon looks at a port once a second, and at
 /// its health once in [`SELDOM`].
@@ -65,7 +65,7 @@ impl Daemon {
 
 impl World {
     /// Notes a fault that a daemon, the present one or the next, may notice until `until`.
-    pub(super) fn may_notice(&mut self, id: Id, cause: Cause, until: Instant) {
+    pub(super) fn may_notice(&mut self, id: usize, cause: Cause, until: Instant) {
         let last = self.machines[id].happened.entry(cause).or_insert(until);
         *last = until.max(*last);
     }
@@ -76,7 +76,7 @@ impl World {
     }
 
     /// Assesses the health of a daemon if that is due.
-    pub(super) fn assess(&mut self, id: Id, daemon: &mut Daemon) {
+    pub(super) fn assess(&mut self, id: usize, daemon: &mut Daemon) {
         let now = self.now;
         if daemon.core.node().view().confirmed_at().is_some() {
             daemon.core.handle_input(now, node::Input::Health(Input::Ready));
@@ -113,7 +113,7 @@ impl World {
         }
     }
 
-    fn check_report(&mut self, id: Id, daemon: &Daemon) {
+    fn check_report(&mut self, id: usize, daemon: &Daemon) {
         let (now, monitor) = (self.now, &daemon.monitor);
         if monitor.unproven == Some(Unproven::Must) && !daemon.tells_silence() {
             let text = "health says that the SA answers again, which it has not".to_owned();
@@ -165,7 +165,7 @@ impl World {
     }
 
     /// The causes that are there now. Only what the daemon cannot see is asked of its own cores.
-    fn wrong(&self, id: Id, daemon: &Daemon) -> Vec<Cause> {
+    fn wrong(&self, id: usize, daemon: &Daemon) -> Vec<Cause> {
         let (now, machine) = (self.now, &self.machines[id]);
         let mut wrong = Vec::new();
         let mut add = |cause, is_so| wrong.extend(Some(cause).filter(|_| is_so));

@@ -56,7 +56,7 @@ use self::truth::Truth;
 use self::weather::Weather;
 use crate::bugs::Bug;
 use crate::dice::Dice;
-use crate::record::{Entry, Id, Record, START};
+use crate::record::{Entry, Record, START};
 use crate::{Counts, Plan};
 
 /// The end of a simulation.
@@ -98,47 +98,47 @@ struct World {
 #[derive(Clone, Debug)]
 enum What {
     /// The daemon has work.
-    Turn(Id),
+    Turn(usize),
     /// The kernel's RDMA core has work.
-    Kernel(Id),
+    Kernel(usize),
     /// A datagram arrives; ICMP refuses one.
-    Arrives(Id, Packet),
-    Refused(Id, Packet),
+    Arrives(usize, Packet),
+    Refused(usize, Packet),
     /// Rtnetlink delivers a message to the daemon with this life number.
-    View(Id, u32, local_view::Input),
+    View(usize, u32, local_view::Input),
     /// A dump begins; its links are read; its addresses are read.
-    DumpStarts(Id, u32),
-    DumpLinks(Id, u32),
-    DumpAddresses(Id, u32),
+    DumpStarts(usize, u32),
+    DumpLinks(usize, u32),
+    DumpAddresses(usize, u32),
     /// A dump of routes or neighbours is read.
-    DumpRoutes(Id, u32),
-    DumpNeighbours(Id, u32),
+    DumpRoutes(usize, u32),
+    DumpNeighbours(usize, u32),
     /// The maps of the programs are open, the thread has attached programs.
-    Executed(Id, u32),
+    Executed(usize, u32),
     /// The daemon with this life number reads its port; an answer of an SA arrives.
-    PortSeen(Id, u32),
-    MadArrives(Id, u32, u32),
+    PortSeen(usize, u32),
+    MadArrives(usize, u32, u32),
     /// The daemon with this life number looks up a route.
-    Route(Id, u32, Candidate),
+    Route(usize, u32, Candidate),
     /// The daemon with this life number makes a nudge.
-    Nudge(Id, u32, Nudge, u64),
+    Nudge(usize, u32, Nudge, u64),
     /// The resolver has found a name.
-    Named(Id, u32, Name),
+    Named(usize, u32, Name),
     /// The SA has given the path to the next hop.
-    PathFound(Id, IpAddr),
+    PathFound(usize, IpAddr),
     /// The reports of all daemons are checked.
     HealthChecked,
     /// A program on the machine calls `rdma_resolve_addr`, or asks the daemon.
-    Call(Id),
+    Call(usize),
     Fault(Fault),
     /// A daemon dies, and the next one starts.
-    Dies(Id, u32, &'static str, bool),
-    Starts(Id, u32),
-    Ends(Id, u32),
-    Wanders(IpAddr, Id),
-    LinkUp(Id),
-    LinkBack(Id),
-    Looks(Id),
+    Dies(usize, u32, &'static str, bool),
+    Starts(usize, u32),
+    Ends(usize, u32),
+    Wanders(IpAddr, usize),
+    LinkUp(usize),
+    LinkBack(usize),
+    Looks(usize),
 }
 
 #[derive(Clone, Debug)]
@@ -197,7 +197,7 @@ impl World {
         self.queue.push(Reverse(Due { at, order: self.scheduled, what }));
     }
 
-    fn note(&mut self, machine: Id, entry: &Entry<'_>) {
+    fn note(&mut self, machine: usize, entry: &Entry<'_>) {
         self.record.add(self.now, machine, entry);
     }
 
@@ -220,7 +220,7 @@ impl World {
     }
 
     /// Postpones an event until the machine wakes.
-    fn sleeps(&mut self, id: Id, due: Due) {
+    fn sleeps(&mut self, id: usize, due: Due) {
         let machine = &mut self.machines[id];
         let wakes = machine.troubles.until(Trouble::Suspended);
         match due.what {
@@ -269,7 +269,7 @@ impl World {
 }
 
 impl What {
-    fn machine(&self) -> Option<Id> {
+    fn machine(&self) -> Option<usize> {
         match *self {
             Self::Fault(_) | Self::HealthChecked => None,
             Self::Turn(id)

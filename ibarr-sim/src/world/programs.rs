@@ -30,17 +30,14 @@ pub(super) struct Programs {
     fails_until: Instant,
     calls: u64,
     bug: Option<Bug>,
-    addresses: BTreeMap<Key, GidEntry>,
+    addresses: BTreeMap<([u8; 16], u32), GidEntry>,
     interfaces: BTreeMap<IfIndex, Interface>,
     allow: Vec<AllowKey>,
     routes: Vec<(RouteKey, Route)>,
-    neighbours: BTreeMap<Key, NeighbourKey>,
+    neighbours: BTreeMap<([u8; 16], u32), NeighbourKey>,
     cfg: ResponderCfg,
     attached: BTreeSet<(IfIndex, Hook)>,
 }
-
-/// An address, and the interface or 0.
-type Key = ([u8; 16], u32);
 
 impl Programs {
     pub(super) fn new(bug: Option<Bug>) -> Self {

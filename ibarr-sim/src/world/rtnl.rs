@@ -18,10 +18,10 @@ use super::subnet::router;
 use super::troubles::Trouble;
 use super::{What, World};
 use crate::dice::us;
-use crate::record::{Entry, Id};
+use crate::record::Entry;
 
 impl World {
-    pub(super) fn add_address(&mut self, id: Id, address: IpAddr) {
+    pub(super) fn add_address(&mut self, id: usize, address: IpAddr) {
         let machine = &mut self.machines[id];
         let Some(is_up) = machine.network.ipoib().map(|link| link.up) else { return };
         machine.network.add(address);
@@ -32,7 +32,7 @@ impl World {
         self.event(id, Input::Address(entry(address)));
     }
 
-    pub(super) fn remove_address(&mut self, id: Id, address: IpAddr) {
+    pub(super) fn remove_address(&mut self, id: usize, address: IpAddr) {
         self.machines[id].network.remove(address);
         if self.truth.owner(address) == Some(id) {
             self.truth.ends(self.now, address);
@@ -43,7 +43,7 @@ impl World {
 
     /// Gives the addresses another GID. The kernel sends no event if a new subnet prefix causes
     /// this.
-    pub(super) fn change_gid(&mut self, id: Id, gid: Gid, silently: bool) {
+    pub(super) fn change_gid(&mut self, id: usize, gid: Gid, silently: bool) {
         let link = self.machines[id].network.change(|link| link.hwaddr = hwaddr(gid));
         let Some(link) = link else { return };
         self.truth.gid_changed(self.now, id, gid, silently);
@@ -54,15 +54,15 @@ impl World {
         }
     }
 
-    pub(super) fn link_down(&mut self, id: Id) {
+    pub(super) fn link_down(&mut self, id: usize) {
         self.set_link(id, false);
     }
 
-    pub(super) fn link_up(&mut self, id: Id) {
+    pub(super) fn link_up(&mut self, id: usize) {
         self.set_link(id, true);
     }
 
-    fn set_link(&mut self, id: Id, up: bool) {
+    fn set_link(&mut self, id: usize, up: bool) {
         let network = &mut self.machines[id].network;
         if network.ipoib().is_none_or(|link| link.up == up) {
             return;
@@ -84,7 +84,7 @@ impl World {
     }
 
     /// Unloads the driver.
-    pub(super) fn link_gone(&mut self, id: Id) {
+    pub(super) fn link_gone(&mut self, id: usize) {
         for entry in self.machines[id].network.unload() {
             let address = entry.id.address();
             if self.truth.owner(address) == Some(id) {
@@ -99,32 +99,32 @@ impl World {
     }
 
     /// IPoIB can send to a next hop at once.
-    pub(super) fn neighbour_is_known(&mut self, id: Id, next_hop: IpAddr) {
+    pub(super) fn neighbour_is_known(&mut self, id: usize, next_hop: IpAddr) {
         if self.machines[id].network.tells_neighbours() {
             let entry = self.neighbour_entry(id, next_hop);
             self.event(id, Input::Neighbour(entry));
         }
     }
 
-    pub(super) fn neighbour_is_forgotten(&mut self, id: Id, next_hop: IpAddr) {
+    pub(super) fn neighbour_is_forgotten(&mut self, id: usize, next_hop: IpAddr) {
         if self.machines[id].network.tells_neighbours() {
             self.event(id, Input::NeighbourGone(IPOIB, next_hop));
         }
     }
 
-    fn neighbour_entry(&self, id: Id, address: IpAddr) -> neighbours::Entry {
+    fn neighbour_entry(&self, id: usize, address: IpAddr) -> neighbours::Entry {
         let owner = self.truth.owner(address).and_then(|owner| self.machines[owner].gid());
         let gid = owner.unwrap_or_else(|| router(self.machines[id].subnet));
         let state = neighbours::State::Reachable;
         neighbours::Entry { ifindex: IPOIB, address, state, hwaddr: hwaddr(gid) }
     }
 
-    fn rtnetlink_loses(&mut self, id: Id) -> bool {
+    fn rtnetlink_loses(&mut self, id: usize) -> bool {
         self.machines[id].troubles.has(self.now, Trouble::RtnetlinkLoses) && self.dice.coin()
     }
 
     /// Sends an event to the daemon.
-    fn event(&mut self, id: Id, input: Input) {
+    fn event(&mut self, id: usize, input: Input) {
         let is_lost = self.rtnetlink_loses(id);
         let after = self.dice.within(us(0)..us(100));
         let machine = &mut self.machines[id];
@@ -139,13 +139,13 @@ impl World {
         }
     }
 
-    pub(super) fn tell_view(&mut self, id: Id, life: u32, input: Input) {
+    pub(super) fn tell_view(&mut self, id: usize, life: u32, input: Input) {
         if self.machines[id].life == life {
             self.put(id, Inbox::View(input));
         }
     }
 
-    pub(super) fn dump_starts(&mut self, id: Id, life: u32) {
+    pub(super) fn dump_starts(&mut self, id: usize, life: u32) {
         let dump = self.machines[id].network.next_dump();
         self.tell_view(id, life, Input::DumpStarted);
         let at = self.now + self.dice.within(us(50)..us(400));
@@ -153,7 +153,7 @@ impl World {
     }
 
     /// A dump may end with an error.
-    fn dump_fails(&mut self, id: Id, life: u32, subject: Subject) -> bool {
+    fn dump_fails(&mut self, id: usize, life: u32, subject: Subject) -> bool {
         let fails = self.rtnetlink_loses(id);
         if fails {
             self.tell_view(id, life, Input::DumpFailed(subject));
@@ -161,7 +161,7 @@ impl World {
         fails
     }
 
-    pub(super) fn dump_routes(&mut self, id: Id, life: u32) {
+    pub(super) fn dump_routes(&mut self, id: usize, life: u32) {
         if self.dump_fails(id, life, Subject::Routes) {
             return;
         }
@@ -183,7 +183,7 @@ impl World {
         self.tell_view(id, life, Input::RoutesDone);
     }
 
-    pub(super) fn dump_neighbours(&mut self, id: Id, life: u32) {
+    pub(super) fn dump_neighbours(&mut self, id: usize, life: u32) {
         if self.dump_fails(id, life, Subject::Neighbours) {
             return;
         }
@@ -195,7 +195,7 @@ impl World {
         self.tell_view(id, life, Input::NeighboursDone);
     }
 
-    pub(super) fn dump_links(&mut self, id: Id, dump: u32) {
+    pub(super) fn dump_links(&mut self, id: usize, dump: u32) {
         let machine = &self.machines[id];
         if !machine.network.is_running(dump) {
             return;
@@ -208,7 +208,7 @@ impl World {
         self.at(at, What::DumpAddresses(id, dump));
     }
 
-    pub(super) fn dump_addresses(&mut self, id: Id, dump: u32) {
+    pub(super) fn dump_addresses(&mut self, id: usize, dump: u32) {
         let machine = &self.machines[id];
         if !machine.network.is_running(dump) {
             return;

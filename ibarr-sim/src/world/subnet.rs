@@ -16,7 +16,7 @@ use super::machine::Machine;
 use super::process::{Daemon, Inbox};
 use super::{What, World};
 use crate::dice::{ms, secs, us};
-use crate::record::{Entry, Fate, Id};
+use crate::record::{Entry, Fate};
 
 /// A subnet manager and its administrator.
 #[derive(Clone, Copy, Debug)]
@@ -95,19 +95,19 @@ impl Numbers {
 
 impl World {
     /// Changes a port; its daemon notices at its next look.
-    pub(super) fn port_changes(&mut self, id: Id) {
+    pub(super) fn port_changes(&mut self, id: usize) {
         let at = self.now + self.dice.within(us(50)..secs(1));
         let life = self.machines[id].life;
         self.at(at, What::PortSeen(id, life));
     }
 
-    pub(super) fn port_seen(&mut self, id: Id, life: u32) {
+    pub(super) fn port_seen(&mut self, id: usize, life: u32) {
         if self.machines[id].life == life {
             self.put(id, Inbox::Port(self.facts(id)));
         }
     }
 
-    fn facts(&self, id: Id) -> Option<PortFacts> {
+    fn facts(&self, id: usize) -> Option<PortFacts> {
         let machine = &self.machines[id];
         let is_active = machine.network.ipoib()?.up;
         let mut pkeys = vec![(PKeyIndex(0), PKey::DEFAULT)];
@@ -124,7 +124,12 @@ impl World {
     }
 
     /// Sends a MAD to the LID at which the daemon assumes the SA.
-    pub(super) fn ask_administrator(&mut self, id: Id, daemon: &mut Daemon, transmit: &Transmit) {
+    pub(super) fn ask_administrator(
+        &mut self,
+        id: usize,
+        daemon: &mut Daemon,
+        transmit: &Transmit,
+    ) {
         let Ok(request) = Request::parse(transmit.mad.as_ref()) else {
             return self.claims.breaks(self.now, [Some(id), None], "an unexpected MAD".to_owned());
         };
@@ -166,7 +171,7 @@ impl World {
         self.at(at, What::MadArrives(id, life, number));
     }
 
-    pub(super) fn mad_arrives(&mut self, id: Id, life: u32, number: u32) {
+    pub(super) fn mad_arrives(&mut self, id: usize, life: u32, number: u32) {
         let Some((from, request, answer)) = self.mads.remove(&number) else { return };
         if self.machines[id].life == life {
             self.note(id, &Entry::Answer { question: &request.question, answer: &answer });
@@ -174,7 +179,7 @@ impl World {
         }
     }
 
-    fn administrator_says(&mut self, id: Id, question: &Question) -> Answer {
+    fn administrator_says(&mut self, id: usize, question: &Question) -> Answer {
         let question = match question {
             Question::ClassPortInfo => {
                 return Answer::ClassPortInfo(ClassPortInfo { has_qos: false });
@@ -200,7 +205,7 @@ impl World {
     }
 
     /// The question for the port that has the LID of a query.
-    fn between_gids(&self, id: Id, query: &PathQuery) -> Option<PathQuestion> {
+    fn between_gids(&self, id: usize, query: &PathQuery) -> Option<PathQuestion> {
         let (subnet, lid) = (self.machines[id].subnet, query.dlid()?.get());
         let is_it = |machine: &&Machine| machine.subnet == subnet && machine.given.lid == lid;
         Some(PathQuestion {
@@ -225,7 +230,7 @@ impl World {
     }
 
     /// Causes a fault of a subnet.
-    pub(super) fn subnet_fault(&mut self, id: Id, fault: Fault) {
+    pub(super) fn subnet_fault(&mut self, id: usize, fault: Fault) {
         let number = usize::from(self.machines[id].subnet - 1);
         match fault {
             Fault::SmMoves => {
@@ -262,7 +267,7 @@ impl World {
         }
     }
 
-    fn gives_lid(&mut self, id: Id) {
+    fn gives_lid(&mut self, id: usize) {
         self.machines[id].given.lid = self.numbers.lid();
         self.note(id, &Entry::Weather("its port has another LID", None));
         self.forget_paths(id);

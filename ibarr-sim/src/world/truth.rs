@@ -8,21 +8,19 @@ use std::net::IpAddr;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 
-use crate::record::Id;
-
 #[derive(Debug, Default)]
 pub(super) struct Truth {
     /// The owners of each address, one after another.
     addresses: BTreeMap<IpAddr, Vec<Tenure>>,
     /// The GIDs of each machine; a GID is never reused.
-    gids: BTreeMap<(Id, Gid), Name>,
-    gid: BTreeMap<Id, Gid>,
+    gids: BTreeMap<(usize, Gid), Name>,
+    gid: BTreeMap<usize, Gid>,
 }
 
 /// A period in which a machine has an address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tenure {
-    pub(super) machine: Id,
+    pub(super) machine: usize,
     from: Instant,
     until: Option<Instant>,
 }
@@ -37,7 +35,7 @@ struct Name {
 
 impl Truth {
     /// Gives the machine this GID, with or without an event of the kernel.
-    pub(super) fn gid_changed(&mut self, now: Instant, machine: Id, gid: Gid, silently: bool) {
+    pub(super) fn gid_changed(&mut self, now: Instant, machine: usize, gid: Gid, silently: bool) {
         if let Some(old) = self.gid.insert(machine, gid) {
             let name = Name { until: Some(now), ended_silently: silently };
             self.gids.insert((machine, old), name);
@@ -46,7 +44,7 @@ impl Truth {
     }
 
     /// Gives `machine` the address, which must be free.
-    pub(super) fn begins(&mut self, now: Instant, address: IpAddr, machine: Id) {
+    pub(super) fn begins(&mut self, now: Instant, address: IpAddr, machine: usize) {
         let tenure = Tenure { machine, from: now, until: None };
         self.addresses.entry(address).or_default().push(tenure);
     }
@@ -59,19 +57,19 @@ impl Truth {
         }
     }
 
-    pub(super) fn owner(&self, address: IpAddr) -> Option<Id> {
+    pub(super) fn owner(&self, address: IpAddr) -> Option<usize> {
         let last = self.addresses.get(&address)?.last()?;
         last.until.is_none().then_some(last.machine)
     }
 
     /// The machine that has had the address all the time since.
-    pub(super) fn owner_since(&self, address: IpAddr, since: Instant) -> Option<Id> {
+    pub(super) fn owner_since(&self, address: IpAddr, since: Instant) -> Option<usize> {
         let last = self.addresses.get(&address)?.last()?;
         (last.until.is_none() && last.from <= since).then_some(last.machine)
     }
 
     /// The owners of the address at any time since, the last one first.
-    pub(super) fn owners(&self, address: IpAddr, since: Instant) -> impl Iterator<Item = Id> {
+    pub(super) fn owners(&self, address: IpAddr, since: Instant) -> impl Iterator<Item = usize> {
         let all = self.addresses.get(&address).map(Vec::as_slice).unwrap_or_default();
         let is_recent = move |tenure: &&Tenure| tenure.until.is_none_or(|until| until >= since);
         all.iter().rev().take_while(is_recent).map(|tenure| tenure.machine)
@@ -79,7 +77,7 @@ impl Truth {
 
     /// Whether the machine had the GID at some time since `since`, or since `silently` if the
     /// kernel sent no event at its end.
-    pub(super) fn had(&self, machine: Id, gid: Gid, since: Instant, silently: Instant) -> bool {
+    pub(super) fn had(&self, machine: usize, gid: Gid, since: Instant, silently: Instant) -> bool {
         self.gids.get(&(machine, gid)).is_some_and(|name| {
             let since = if name.ended_silently { silently } else { since };
             name.until.is_none_or(|until| until >= since)

@@ -31,7 +31,7 @@ use super::{What, World};
 use crate::Plan;
 use crate::dice::{Dice, ms, secs, us};
 use crate::kernel::{Config, Kernel};
-use crate::record::{Entry, Id, START};
+use crate::record::{Entry, START};
 
 #[derive(Debug)]
 pub(super) struct Weather {
@@ -125,7 +125,7 @@ impl Cut {
     }
 
     /// Whether these machines do not reach each other.
-    pub(super) fn separates(&self, now: Instant, one: Id, other: Id) -> bool {
+    pub(super) fn separates(&self, now: Instant, one: usize, other: usize) -> bool {
         self.until > now && self.parts[one] != self.parts[other]
     }
 }
@@ -167,7 +167,7 @@ impl World {
         }
     }
 
-    fn machine(&mut self, id: Id) -> Machine {
+    fn machine(&mut self, id: usize) -> Machine {
         let subnet = 1 + u8::try_from(id % SUBNETS).unwrap_or_default();
         let home = home(subnet, 1 + u8::try_from(id / SUBNETS).unwrap_or_default());
         let kind = if self.dice.once_in(8) && id > 2 { Kind::Original } else { Kind::Ours };
@@ -202,7 +202,7 @@ impl World {
     }
 
     /// A program on the machine calls `rdma_resolve_addr`, or asks the daemon.
-    pub(super) fn call(&mut self, id: Id) {
+    pub(super) fn call(&mut self, id: usize) {
         let next = self.now + self.dice.around(self.weather.calls_every);
         if next < START + self.plan.time {
             self.at(next, What::Call(id));
@@ -232,7 +232,7 @@ impl World {
     }
 
     /// The target of a call: mostly the same few.
-    pub(super) fn any_target(&mut self, id: Id) -> IpAddr {
+    pub(super) fn any_target(&mut self, id: usize) -> IpAddr {
         let v6 = self.dice.below(10) < 3;
         match self.dice.below(20) {
             0 => *self.dice.pick(&self.weather.wanderers),
@@ -256,7 +256,7 @@ impl World {
         }
     }
 
-    fn original_asks(&mut self, id: Id) {
+    fn original_asks(&mut self, id: usize) {
         let to = self.any_target(id);
         let msg_id = MsgId(u32::try_from(self.dice.below(1 << 20)).unwrap_or_default());
         let query = Query::new(Version::V0, msg_id, to).filter(|_| to.is_ipv4());
@@ -266,7 +266,7 @@ impl World {
         }
     }
 
-    pub(super) fn one_of_ours(&mut self) -> Id {
+    pub(super) fn one_of_ours(&mut self) -> usize {
         loop {
             let id = self.dice.below(self.machines.len());
             if self.machines[id].kind == Kind::Ours {

@@ -20,11 +20,11 @@ use super::weather::Climate;
 use super::{What, World};
 use crate::dice::{ms, us};
 use crate::kernel::{PathOutcome, Reason};
-use crate::record::{Entry, Fate, Id};
+use crate::record::{Entry, Fate};
 
 impl World {
     /// Sends a datagram by the path to its next hop.
-    pub(super) fn send(&mut self, id: Id, packet: Packet) {
+    pub(super) fn send(&mut self, id: usize, packet: Packet) {
         let target = packet.to.ip();
         let machine = &mut self.machines[id];
         if !machine.network.is_up() {
@@ -49,7 +49,7 @@ impl World {
     }
 
     /// Takes the outcome of the local service for a path.
-    pub(super) fn path_outcome(&mut self, id: Id, seq: Seq, outcome: &PathOutcome) {
+    pub(super) fn path_outcome(&mut self, id: usize, seq: Seq, outcome: &PathOutcome) {
         match outcome {
             PathOutcome::Resolved(_) => self.claims.counts.paths_resolved += 1,
             PathOutcome::Failed => self.claims.counts.paths_failed += 1,
@@ -69,12 +69,12 @@ impl World {
         }
     }
 
-    fn ask_sa(&mut self, id: Id, next_hop: IpAddr) {
+    fn ask_sa(&mut self, id: usize, next_hop: IpAddr) {
         let at = self.now + self.dice.within(us(300)..ms(5));
         self.at(at, What::PathFound(id, next_hop));
     }
 
-    pub(super) fn path_found(&mut self, id: Id, next_hop: IpAddr) {
+    pub(super) fn path_found(&mut self, id: usize, next_hop: IpAddr) {
         if let Some(queued) = self.machines[id].ipoib.open(self.now, next_hop) {
             self.neighbour_is_known(id, next_hop);
             for packet in queued {
@@ -84,7 +84,7 @@ impl World {
     }
 
     /// The request of IPoIB for a path.
-    pub(super) fn path_question(&self, id: Id, next_hop: IpAddr) -> ResolvePath {
+    pub(super) fn path_question(&self, id: usize, next_hop: IpAddr) -> ResolvePath {
         let machine = &self.machines[id];
         let router = router(machine.subnet);
         let neighbour = self.truth.owner(next_hop).and_then(|id| self.machines[id].gid());
@@ -104,7 +104,7 @@ impl World {
 
     /// The request of `rdma_resolve_route`, for a connection to a resolved peer. No caller waits
     /// for the outcome.
-    pub(super) fn connect(&mut self, id: Id, dgid: Gid) {
+    pub(super) fn connect(&mut self, id: usize, dgid: Gid) {
         let Some(sgid) = self.machines[id].gid() else { return };
         let PortName { device, port } = name();
         let service = 0x0106_0000 + u64::try_from(self.dice.below(1 << 16)).unwrap_or_default();
@@ -123,14 +123,14 @@ impl World {
     }
 
     /// Makes IPoIB look up all paths again.
-    pub(super) fn forget_paths(&mut self, id: Id) {
+    pub(super) fn forget_paths(&mut self, id: usize) {
         for next_hop in self.machines[id].ipoib.forget() {
             self.neighbour_is_forgotten(id, next_hop);
         }
     }
 
     /// Puts a datagram onto the wire.
-    fn transmit(&mut self, id: Id, packet: &Packet) {
+    fn transmit(&mut self, id: usize, packet: &Packet) {
         let climate = self.weather.climate;
         let Some(to) = self.truth.owner(packet.to.ip()) else {
             return self.lose(id, packet);
@@ -151,13 +151,13 @@ impl World {
         }
     }
 
-    fn lose(&mut self, id: Id, packet: &Packet) {
+    fn lose(&mut self, id: usize, packet: &Packet) {
         let to = self.truth.owner(packet.to.ip());
         self.claims.loses(self.now, id, to);
         self.record_packet(id, to.unwrap_or(id), packet, Fate::Lost);
     }
 
-    fn record_packet(&mut self, id: Id, to_machine: Id, packet: &Packet, fate: Fate) {
+    fn record_packet(&mut self, id: usize, to_machine: usize, packet: &Packet, fate: Fate) {
         let Packet { from, to, payload } = packet;
         let payload = payload.as_ref();
         let entry = Entry::Datagram { from: *from, to: *to, to_machine, payload, fate };
@@ -165,7 +165,7 @@ impl World {
         self.claims.counts.datagrams += 1;
     }
 
-    pub(super) fn arrives(&mut self, id: Id, packet: Packet) {
+    pub(super) fn arrives(&mut self, id: usize, packet: Packet) {
         let machine = &self.machines[id];
         if self.truth.owner(packet.to.ip()) != Some(id) {
             return self.claims.loses(self.now, id, None);
@@ -207,7 +207,7 @@ impl World {
     }
 
     /// The machine has no daemon, and its kernel says so to the host that sent the query.
-    fn refuse(&mut self, id: Id, packet: &Packet) {
+    fn refuse(&mut self, id: usize, packet: &Packet) {
         let Some(to) = self.truth.owner(packet.from.ip()) else { return };
         let Climate { lost, delay, .. } = self.weather.climate;
         if !self.weather.cut.separates(self.now, id, to) && !self.dice.permille(lost) {
@@ -216,7 +216,7 @@ impl World {
         }
     }
 
-    fn reply_arrives(&mut self, id: Id, packet: Packet) {
+    fn reply_arrives(&mut self, id: usize, packet: Packet) {
         let reply = Reply::parse(packet.payload.as_ref()).ok();
         if self.machines[id].kind == Kind::Original {
             if reply.is_none_or(|reply| reply.version != Version::V0) {
@@ -233,7 +233,7 @@ impl World {
     /// Sends a reply about the address `about`; `None` is its source.
     pub(super) fn reply(
         &mut self,
-        id: Id,
+        id: usize,
         from: IpAddr,
         to: SocketAddr,
         payload: Datagram,

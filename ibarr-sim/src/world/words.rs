@@ -19,7 +19,7 @@ use ibarr_proto::ip2gid::client::Settings;
 
 use super::World;
 use crate::dice::{ms, secs};
-use crate::record::{Id, START};
+use crate::record::START;
 
 /// The time until the view knows a change: one that the kernel reports, and one that it does not.
 const TOLD_LAG: Duration = ms(100);
@@ -29,30 +29,30 @@ const SILENT_LAG: Duration = secs(6);
 #[derive(Debug, Default)]
 pub(super) struct Words {
     /// By the number of a query: its target, and when it was sent first.
-    asked: BTreeMap<(Id, MsgId), (IpAddr, Instant)>,
+    asked: BTreeMap<(usize, MsgId), (IpAddr, Instant)>,
     /// When a daemon last took a peer's word that the address has the GID.
-    taken: BTreeMap<(Id, IpAddr, Gid), Instant>,
+    taken: BTreeMap<(usize, IpAddr, Gid), Instant>,
     /// When a daemon last heard that the host of the address has no daemon.
-    refused: BTreeMap<(Id, IpAddr), Instant>,
+    refused: BTreeMap<(usize, IpAddr), Instant>,
 }
 
 impl Words {
     /// Notes a query of a machine.
-    pub(super) fn queried(&mut self, now: Instant, id: Id, query: &Datagram) {
+    pub(super) fn queried(&mut self, now: Instant, id: usize, query: &Datagram) {
         if let Ok(query) = Query::parse(query.as_ref()) {
             self.asked.entry((id, query.msg_id())).or_insert((query.target(), now));
         }
     }
 
     /// Notes that a daemon has heard a refusal which quotes its query.
-    pub(super) fn refused(&mut self, now: Instant, id: Id, target: IpAddr) {
+    pub(super) fn refused(&mut self, now: Instant, id: usize, target: IpAddr) {
         self.refused.insert((id, target), now);
     }
 }
 
 impl World {
     /// Notes a reply that the daemon has taken for the answer to a query of its own.
-    pub(super) fn word_is_taken(&mut self, id: Id, reply: &Datagram) {
+    pub(super) fn word_is_taken(&mut self, id: usize, reply: &Datagram) {
         let now = self.now;
         let Ok(Reply { msg_id, gid, .. }) = Reply::parse(reply.as_ref()) else { return };
         let Some(&(target, asked_at)) = self.claims.words.asked.get(&(id, msg_id)) else {
@@ -71,13 +71,13 @@ impl World {
 
     /// How long the reply to a query may be under way if the daemon takes it at `at`: a round, and the
     /// time that the daemon is late.
-    pub(super) fn under_way(&self, id: Id, at: Instant) -> Duration {
+    pub(super) fn under_way(&self, id: usize, at: Instant) -> Duration {
         let round = self.weather.config.client.round() + ms(100);
         round + self.slept_lately(Some(id), before(at, round))
     }
 
     /// The age, counted from `since`, of the oldest word that a later answer may rest on.
-    pub(super) fn oldest(&self, id: Id, target: IpAddr, since: Instant) -> Duration {
+    pub(super) fn oldest(&self, id: usize, target: IpAddr, since: Instant) -> Duration {
         let &Settings { fresh_for, cache_ttl, .. } = self.weather.config.client.settings();
         let refused = self.claims.words.refused.get(&(id, target));
         if refused.is_some_and(|&at| at >= since) { cache_ttl } else { fresh_for }
@@ -85,7 +85,7 @@ impl World {
 
     /// Checks an answer that the daemon has found at `since` or later: a peer's word was fresh then,
     /// or the address is of this node.
-    pub(super) fn check_age(&mut self, id: Id, target: IpAddr, gid: Gid, since: Instant) {
+    pub(super) fn check_age(&mut self, id: usize, target: IpAddr, gid: Gid, since: Instant) {
         let taken = self.claims.words.taken.get(&(id, target, gid)).copied();
         let oldest = self.oldest(id, target, since);
         let is_fresh = taken.is_some_and(|at| at + oldest >= since);
@@ -104,7 +104,7 @@ impl World {
     /// to be told; `extra` earlier at most.
     pub(super) fn is_own(
         &self,
-        id: Id,
+        id: usize,
         address: IpAddr,
         gid: Gid,
         at: Instant,
