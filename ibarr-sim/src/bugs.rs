@@ -12,7 +12,7 @@ use ibarr_common::ib::Lid;
 use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::health::{self, Cause, State};
 use ibarr_proto::ip2gid::client::{self, SocketEvent};
-use ibarr_proto::ip2gid::server::{Received, Transmit};
+use ibarr_proto::ip2gid::server::{self, Received, Silence, Transmit};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{self, HwAddr};
 use ibarr_proto::node::{self, Input, Node, Output, Room};
@@ -69,11 +69,13 @@ pub enum Bug {
     SilentMemory,
     /// Memory answers for five seconds.
     OldMemory,
+    /// A daemon that does not know its addresses yet takes a peer's query for one of another node.
+    EarlySilence,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
@@ -96,6 +98,7 @@ impl Bug {
         Self::UnseenSilence,
         Self::SilentMemory,
         Self::OldMemory,
+        Self::EarlySilence,
     ];
 }
 
@@ -124,6 +127,7 @@ impl fmt::Display for Bug {
             Self::UnseenSilence => "unseen-silence",
             Self::SilentMemory => "silent-memory",
             Self::OldMemory => "old-memory",
+            Self::EarlySilence => "early-silence",
         })
     }
 }
@@ -233,10 +237,16 @@ impl Core {
         self.node.flush();
     }
 
-    pub(crate) fn answer(&mut self, received: &Received<'_>) -> Option<Transmit> {
-        let reply = self.node.answer(received)?;
-        self.node.handle_sent(&reply, 0);
-        Some(reply)
+    pub(crate) fn answer(&mut self, received: &Received<'_>) -> Result<Transmit, Silence> {
+        let answer = self.node.answer(received);
+        match &answer {
+            Err(Silence::NotYet) if self.bug == Some(Bug::EarlySilence) => {
+                return Err(Silence::Counted(server::Counter::DestinationNotOurs));
+            }
+            Ok(reply) => drop(self.node.handle_sent(reply, 0)),
+            Err(_) => {}
+        }
+        answer
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {

@@ -8,6 +8,11 @@
 //! address of this node but asks for another one. Every other datagram gets no reply and is
 //! counted.
 //!
+//! **No query is judged before all addresses of this node are known.** Until then the server would stay
+//! silent about an address of its own, or deny one that it is about to learn. It says so
+//! ([`Silence::NotYet`]) and counts nothing; the driver offers the query again when the view has
+//! changed, and reads no other from that socket meanwhile, which bounds what waits.
+//!
 //! **Replies do not reveal which other addresses this node has.** The negative reply is the same
 //! whether or not the other address is ours: a peer that may ask for it sends the query to that
 //! address.
@@ -64,10 +69,22 @@ impl Server {
         self.allow = allow;
     }
 
-    /// The reply to send, if any. A datagram without a reply increments exactly one counter, and
-    /// [`handle_sent`](Self::handle_sent) another one for each reply.
-    pub fn answer(&mut self, view: &impl Local, received: &Received<'_>) -> Option<Transmit> {
-        self.judge(view, received).map_err(|counter| self.counters.count(counter)).ok()
+    /// The reply to send, which [`handle_sent`](Self::handle_sent) counts, or why there is none.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn answer(
+        &mut self,
+        view: &impl Local,
+        received: &Received<'_>,
+    ) -> Result<Transmit, Silence> {
+        if !view.is_known() {
+            return Err(Silence::NotYet);
+        }
+        self.judge(view, received).map_err(|counter| {
+            self.counters.count(counter);
+            Silence::Counted(counter)
+        })
     }
 
     /// Counts a reply by its fate: `errno` is the error with which the kernel refused to send it, or
@@ -82,11 +99,6 @@ impl Server {
         };
         self.counters.count(counter);
         counter
-    }
-
-    /// Why [`Self::answer`] has no reply. Counts nothing.
-    pub fn why_silent(&self, view: &impl Local, received: &Received<'_>) -> Option<Counter> {
-        self.judge(view, received).err()
     }
 
     /// The counters of answered and dropped datagrams.
@@ -132,6 +144,15 @@ impl Server {
             counter,
         })
     }
+}
+
+/// Why a datagram gets no reply.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Silence {
+    /// The addresses of this node are not known yet.
+    NotYet,
+    /// It was counted.
+    Counted(Counter),
 }
 
 /// A UDP datagram that arrived at the server's port. Its addresses are never IPv4-mapped IPv6,

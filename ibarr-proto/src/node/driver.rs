@@ -11,7 +11,7 @@ use crate::acm::{self, Acm};
 use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::ip2gid::client::Client;
-use crate::ip2gid::server::{self, Server};
+use crate::ip2gid::server::{self, Received, Server, Silence, Transmit};
 use crate::local_service::{LocalService, Nudged};
 use crate::local_view::LocalView;
 use crate::paths::Paths;
@@ -27,19 +27,17 @@ impl Node {
         self.view.lookup(question).or_else(|| self.client.lookup_any(now, question))
     }
 
-    /// The reply to a peer's query, if there is one.
-    pub fn answer(&mut self, received: &server::Received<'_>) -> Option<server::Transmit> {
+    /// See [`Server::answer`].
+    ///
+    /// # Errors
+    /// If there is no reply.
+    pub fn answer(&mut self, received: &Received<'_>) -> Result<Transmit, Silence> {
         self.server.answer(&self.view, received)
     }
 
     /// See [`Server::handle_sent`].
-    pub fn handle_sent(&mut self, reply: &server::Transmit, errno: i32) -> server::Counter {
+    pub fn handle_sent(&mut self, reply: &Transmit, errno: i32) -> server::Counter {
         self.server.handle_sent(reply, errno)
-    }
-
-    /// See [`Server::why_silent`].
-    pub fn why_silent(&self, received: &server::Received<'_>) -> Option<server::Counter> {
-        self.server.why_silent(&self.view, received)
     }
 
     /// The trace, to which the driver reports what goes over the wire.

@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
-use ibarr_common::wire::ip2gid::{Query, Reply};
+use ibarr_common::wire::ip2gid::{MsgId, Query, Reply, Version};
 use ibarr_common::wire::ls::{Answer, PortId, Request, ResolveIp, Seq, messages};
 
 use self::rig::{Rig, gid, ip, question};
 use super::*;
 use crate::ip2gid::Question;
 use crate::ip2gid::client::{Route, SocketEvent};
+use crate::ip2gid::server::{Received, Silence};
 use crate::local_service::{
     Counter, DEADLINE, FOLLOW_UPS, LATELY, Nudge, Nudged, RETRY, Sender, Transmit,
 };
@@ -94,6 +95,22 @@ fn kernel_gets_own_addresses_at_once() {
     // An address of this node without a GID: no peer has one for it.
     rig.kernel_asks(2, "192.0.2.1");
     assert_eq!((rig.told().as_str(), rig.routes().as_str()), ("", ""));
+}
+
+#[test]
+fn query_of_a_peer_is_judged_when_all_addresses_are_known() {
+    let mut rig = Rig::unknown(4);
+    let to = ip("10.1.0.1");
+    let query = Query::new(Version::V1, MsgId(7), to).unwrap().emit();
+    let (from, ingress) = ("10.1.0.9:4791".parse().unwrap(), IfIndex::new(4).unwrap());
+    let received = Received { from, to, ingress, is_local: false, payload: query.as_ref() };
+    assert_eq!(rig.node.answer(&received), Err(Silence::NotYet));
+    rig.tell(Input::View(View::DumpStarted));
+    assert_eq!(rig.node.answer(&received), Err(Silence::NotYet));
+    assert!(rig.node.server().counters().iter().all(|(_, count)| count == 0));
+    rig.knows_itself();
+    let reply = rig.node.answer(&received).unwrap();
+    assert_eq!(Reply::parse(reply.payload.as_ref()).unwrap().gid, Some(gid("fe80::1")));
 }
 
 #[test]

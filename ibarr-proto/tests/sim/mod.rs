@@ -349,7 +349,7 @@ impl Sim {
                 is_local: false,
                 payload: &packet.payload,
             };
-            if let Some(reply) = node.server.answer(&node.view, &received) {
+            if let Ok(reply) = node.server.answer(&node.view, &received) {
                 node.server.handle_sent(&reply, 0);
                 let source = node.answers_from.unwrap_or(reply.from);
                 let payload = reply.payload.as_ref().to_vec();

@@ -16,7 +16,7 @@ use super::kernel_claims::{are_complete, header};
 use super::machine::Kind;
 use super::process::{Daemon, Sockets};
 use super::troubles::Trouble;
-use super::words::{Words, before};
+use super::words::{SILENT_LAG, Words, before};
 use crate::Counts;
 use crate::dice::{ms, secs};
 use crate::kernel::{IP_RESOLVE, IpOutcome, RESOLVE, SET_TIMEOUT, Wake};
@@ -285,6 +285,16 @@ impl World {
             let other = self.truth.owner(asker);
             let text = format!("node {id} says that {about} has {gid}, which is no longer true");
             self.claims.breaks(self.now, [Some(id), other], text);
+        }
+    }
+
+    /// Checks that a daemon which knows no such address has had time to learn it.
+    pub(super) fn check_silence(&mut self, id: usize, address: IpAddr) {
+        let slept = self.slept_lately(Some(id), before(self.now, SILENT_LAG));
+        let since = before(self.now, SILENT_LAG + slept);
+        if self.truth.owner_since(address, since) == Some(id) {
+            let text = format!("node {id} is silent about its own address {address}");
+            self.claims.breaks(self.now, [Some(id), None], text);
         }
     }
 

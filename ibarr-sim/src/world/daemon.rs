@@ -4,6 +4,7 @@
 //! reads and writes is simulated, with the time that each step takes. This file is long because each output of
 //! the node has its arm here.
 
+use std::mem;
 use std::net::IpAddr;
 
 use ibarr_common::Instant;
@@ -13,7 +14,7 @@ use ibarr_common::wire::sa::{Answer, Question as SaQuestion, Request};
 use ibarr_proto::Fault;
 use ibarr_proto::health::Cause;
 use ibarr_proto::ip2gid::client::{self, Candidate, SocketEvent, SocketId, mirror};
-use ibarr_proto::ip2gid::server::Received;
+use ibarr_proto::ip2gid::server::{Counter, Received, Silence};
 use ibarr_proto::local_service::{self, Nudge, Nudged, Sender, Transmit};
 use ibarr_proto::local_view::{self, Subject};
 use ibarr_proto::node::{Input, Output, Room};
@@ -43,7 +44,7 @@ const ROOM: usize = 4096;
 const LITTLE_ROOM: usize = 3;
 
 impl World {
-    /// Starts a daemon, which inherits the socket to the kernel if it is still open.
+    /// Starts a daemon, which inherits the sockets that are still open.
     pub(super) fn launch(&mut self, id: usize) {
         let config = self.config(id);
         let paths = config.paths;
@@ -53,7 +54,9 @@ impl World {
         machine.network.listener_starts();
         let paths = PathClaims::new(&paths);
         let monitor = Monitor::new(self.now, self.weather.config.paths.sa.patience);
-        machine.daemon = Some(Box::new(Daemon::new(core, paths, monitor)));
+        let mut daemon = Daemon::new(core, paths, monitor);
+        daemon.inbox.extend(machine.kept.take().into_iter().flatten().map(Inbox::Query));
+        machine.daemon = Some(Box::new(daemon));
         machine.kernel_socket.open();
         machine.kernel.handle_input(self.now, kernel::Input::Listener(true));
         self.port_changes(id);
@@ -61,13 +64,14 @@ impl World {
         self.wake(id);
     }
 
-    /// Ends the daemon and its sockets; with `keeps_socket`, the socket to the kernel stays open.
+    /// Ends the daemon and its sockets; with `keeps_socket`, those to the kernel and to peers stay open.
     pub(super) fn kill(&mut self, id: usize, keeps_socket: bool) {
         let Some(daemon) = self.machines[id].daemon.take() else { return };
         self.claims.daemon_ends(self.now, id, &daemon);
         self.no_application_is_forgotten(id, &daemon);
         let machine = &mut self.machines[id];
         machine.life += 1;
+        machine.kept = keeps_socket.then(Vec::new);
         if !keeps_socket {
             machine.kernel_socket.close();
             machine.kernel.handle_input(self.now, kernel::Input::Listener(false));
@@ -185,7 +189,13 @@ impl World {
                 let opened = local_service::Input::Opened { port_id: PORT_ID, is_member: true };
                 Input::LocalService(opened)
             }
-            Inbox::View(input) => return daemon.core.handle_input(now, Input::View(input.clone())),
+            Inbox::View(input) => {
+                daemon.core.handle_input(now, Input::View(input.clone()));
+                for packet in mem::take(&mut daemon.unjudged) {
+                    self.answer(id, daemon, &packet);
+                }
+                return;
+            }
             &Inbox::Route(candidate, route) => {
                 Input::Client(client::Input::Route { candidate, route })
             }
@@ -257,8 +267,11 @@ impl World {
     fn answer(&mut self, id: usize, daemon: &mut Daemon, packet: &Packet) {
         let (to, payload) = (packet.to.ip(), packet.payload.as_ref());
         let received = Received { from: packet.from, to, ingress: IPOIB, is_local: false, payload };
-        if let Some(reply) = daemon.core.answer(&received) {
-            self.reply(id, reply.from, reply.to, reply.payload, None);
+        match daemon.core.answer(&received) {
+            Ok(reply) => self.reply(id, reply.from, reply.to, reply.payload, None),
+            Err(Silence::Counted(Counter::DestinationNotOurs)) => self.check_silence(id, to),
+            Err(Silence::Counted(_)) => {}
+            Err(Silence::NotYet) => daemon.unjudged.push(*packet),
         }
     }
 
@@ -694,7 +707,7 @@ impl Io<Cue> for Turn<'_> {
 
     fn read_kernel(&mut self, now: Instant) -> Read {
         (self.undrained, self.has_nudged) = (true, false);
-        if std::mem::replace(&mut self.is_dealing, true) {
+        if mem::replace(&mut self.is_dealing, true) {
             let text = "a request is read before the previous one is handled".to_owned();
             self.world.claims.breaks(now, [Some(self.id), None], text);
         }

@@ -12,7 +12,7 @@ use ibarr_proto::ip2gid::client::mirror::Element;
 use ibarr_proto::ip2gid::client::{Candidate, Route};
 use ibarr_proto::local_view::Link;
 
-use super::addresses::{gateway, subnet_of};
+use super::addresses::{Packet, gateway, subnet_of};
 use super::ipoib::Ipoib;
 use super::kernel_socket::KernelSocket;
 use super::network::{IPOIB, Network};
@@ -42,6 +42,8 @@ pub(super) struct Machine {
     /// Number of the daemon, so that late events of an earlier one are dropped.
     pub(super) life: u32,
     pub(super) daemon: Option<Box<Daemon>>,
+    /// Queries that wait for the next daemon, if the sockets of the last one are kept.
+    pub(super) kept: Option<Vec<Packet>>,
     pub(super) pace: Pace,
     pub(super) troubles: Troubles,
     /// When faults happened last that a daemon may notice later.

@@ -30,6 +30,8 @@ use crate::dice::Dice;
 pub(super) struct Daemon {
     pub(super) core: Core,
     pub(super) inbox: VecDeque<Inbox>,
+    /// Queries that the server could not judge yet.
+    pub(super) unjudged: Vec<Packet>,
     pub(super) schedule: Schedule,
     pub(super) sockets: Sockets,
     /// A message for which the socket to the kernel had no room.
@@ -89,6 +91,7 @@ impl Daemon {
         Self {
             core,
             inbox: VecDeque::from([Inbox::Opened]),
+            unjudged: Vec::new(),
             schedule: Schedule::default(),
             sockets: Sockets::default(),
             unsent: None,

@@ -187,6 +187,7 @@ impl World {
             network: Network::new(gid, home),
             ipoib: Ipoib::new(START),
             given,
+            kept: None,
             programs: self.dice.coin().then(|| Programs::new(self.bug)),
             learned: Vec::new(),
             life: 0,

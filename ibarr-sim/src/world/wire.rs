@@ -199,8 +199,11 @@ impl World {
                         let payload = query.reply(Some(gid)).emit();
                         self.reply(id, to, packet.from, payload, None);
                     }
-                    _ if self.machines[id].daemon.is_none() => self.refuse(id, &packet),
-                    _ => self.put(id, Inbox::Query(packet)),
+                    _ if self.machines[id].daemon.is_some() => self.put(id, Inbox::Query(packet)),
+                    _ => match &mut self.machines[id].kept {
+                        Some(kept) => kept.push(packet),
+                        None => self.refuse(id, &packet),
+                    },
                 }
             }
         }

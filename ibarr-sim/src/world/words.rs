@@ -23,7 +23,7 @@ use crate::record::START;
 
 /// The time until the view knows a change: one that the kernel reports, and one that it does not.
 const TOLD_LAG: Duration = ms(100);
-const SILENT_LAG: Duration = secs(6);
+pub(super) const SILENT_LAG: Duration = secs(6);
 
 /// What the daemons of all machines have asked and heard.
 #[derive(Debug, Default)]

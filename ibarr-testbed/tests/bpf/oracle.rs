@@ -45,7 +45,7 @@ impl Node {
             is_local: false,
             payload: &datagram.payload,
         };
-        let transmit = Server::new(self.allow.clone()).answer(self, &received)?;
+        let transmit = Server::new(self.allow.clone()).answer(self, &received).ok()?;
         Some(frame::Received {
             source: transmit.from,
             destination: transmit.to.ip(),

@@ -358,7 +358,7 @@ impl Io<Input> for Engine {
                 }
                 acm.sources.forget();
                 node.handle_input(now, node::Input::View(input));
-                self.servers.answer_early(now, node, queries);
+                self.servers.offer_again(now, node, queries);
             }
             Input::Port(event) => {
                 self.rdma.handle_port(now, event, node);

@@ -4,12 +4,14 @@
 
 use std::collections::BTreeSet;
 use std::future::pending;
+use std::mem;
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use ibarr_common::Instant;
 use ibarr_proto::ip2gid::client::Candidate;
+use ibarr_proto::ip2gid::server::Silence;
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_view::InterfaceName;
 use ibarr_proto::node::Node;
@@ -24,7 +26,7 @@ use crate::causes::{Fault, fault};
 use crate::control::messages::ServerStatus;
 use crate::transport::Counters;
 use crate::transport::inherited::Inherited;
-use crate::transport::server::{self, Batch, Event, Query, State, Vrf};
+use crate::transport::server::{self, Batch, Event, State, Vrf};
 
 /// The sockets of the ip2gid port, and the queries that wait for an answer.
 pub(super) struct Servers {
@@ -33,8 +35,8 @@ pub(super) struct Servers {
     inherited: Inherited,
     /// Given to each socket.
     batches: mpsc::Sender<Event>,
-    /// Queries that came before this node's addresses were known.
-    early: Vec<Batch>,
+    /// What the server could not judge yet.
+    unjudged: Vec<Batch>,
     /// Datagrams dropped by sockets that are closed now.
     dropped_before: u64,
     counters: Arc<Counters>,
@@ -58,8 +60,9 @@ impl Servers {
         batches: mpsc::Sender<Event>,
         counters: Arc<Counters>,
     ) -> Self {
-        let (sockets, early, dropped_before) = (Vec::new(), Vec::new(), 0);
-        let mut this = Self { port, sockets, inherited, batches, early, dropped_before, counters };
+        let (sockets, unjudged, dropped_before) = (Vec::new(), Vec::new(), 0);
+        let mut this =
+            Self { port, sockets, inherited, batches, unjudged, dropped_before, counters };
         this.open();
         this
     }
@@ -185,8 +188,8 @@ impl Servers {
         self.sockets.iter().map(Socket::shown)
     }
 
-    /// Answers peers' queries, or keeps them until this node's addresses are known. Each socket
-    /// sends one batch, and reads nothing more before it gets its replies.
+    /// Has peers' queries answered, each batch at once: nothing changes meanwhile. A socket reads nothing
+    /// more before it gets the replies to its batch.
     pub(super) fn handle(
         &mut self,
         now: Instant,
@@ -195,8 +198,7 @@ impl Servers {
         queries: &mut Queries,
     ) {
         match event {
-            Event::Queries(batch) if node.view().is_synced() => answer(now, batch, node, queries),
-            Event::Queries(batch) => self.early.push(batch),
+            Event::Queries(batch) => self.unjudged.extend(answer(now, batch, node, queries)),
             Event::Sent(replies) => {
                 for (reply, errno) in &replies {
                     let counter = node.handle_sent(reply, *errno);
@@ -208,33 +210,35 @@ impl Servers {
         }
     }
 
-    /// Answers the queries that were kept, if this node's addresses are known now.
-    pub(super) fn answer_early(&mut self, now: Instant, node: &mut Node, queries: &mut Queries) {
-        if node.view().is_synced() {
-            for batch in std::mem::take(&mut self.early) {
-                answer(now, batch, node, queries);
-            }
-        }
+    /// The view may have changed: offers the queries again that the server could not judge.
+    pub(super) fn offer_again(&mut self, now: Instant, node: &mut Node, queries: &mut Queries) {
+        let offered = mem::take(&mut self.unjudged).into_iter();
+        self.unjudged = offered.filter_map(|batch| answer(now, batch, node, queries)).collect();
     }
 }
 
-fn answer(now: Instant, batch: Batch, node: &mut Node, queries: &mut Queries) {
-    let reply = |query: &Query| {
+/// Returns the batch if its queries cannot be judged yet.
+fn answer(now: Instant, batch: Batch, node: &mut Node, queries: &mut Queries) -> Option<Batch> {
+    let mut replies = Vec::with_capacity(batch.queries.len());
+    for query in &batch.queries {
         let received = query.received();
+        let answer = node.answer(&received);
+        if answer == Err(Silence::NotYet) {
+            return Some(batch);
+        }
         log::peer_asks(received.from, received.payload);
-        let reply = node.answer(&received);
-        trace::peer(node, now, &received, reply.as_ref());
-        let transmit = reply?;
+        trace::peer(node, now, &received, &answer);
+        let Ok(transmit) = answer else { continue };
         log::peer_is_answered(transmit.to, transmit.payload.as_ref());
         if let Some(question) = Question::new(transmit.to.ip(), transmit.egress) {
             let source = Some(transmit.from);
             queries.note(Candidate { source, ..question.into() });
         }
-        Some(transmit)
-    };
-    let replies = batch.queries.iter().filter_map(reply).collect();
+        replies.push(transmit);
+    }
     // The socket may have been closed meanwhile.
     drop(batch.replies.send(replies));
+    None
 }
 
 impl Socket {

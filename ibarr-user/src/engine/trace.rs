@@ -315,15 +315,17 @@ pub(super) fn peer(
     node: &mut Node,
     now: Instant,
     received: &server::Received<'_>,
-    reply: Option<&server::Transmit>,
+    answer: &Result<server::Transmit, server::Silence>,
 ) {
     if node.trace().is_on()
         && let Ok(query) = Query::parse(received.payload)
     {
-        let sent = reply.map(|transmit| Reply::parse(transmit.payload.as_ref()));
-        let (gid, cause) = match sent {
-            Some(reply) => (reply.ok().and_then(|reply| reply.gid), None),
-            None => (None, node.why_silent(received)),
+        let (gid, cause) = match answer {
+            Ok(server::Transmit { payload, .. }) => {
+                (Reply::parse(payload.as_ref()).ok().and_then(|reply| reply.gid), None)
+            }
+            Err(server::Silence::Counted(counter)) => (None, Some(*counter)),
+            Err(server::Silence::NotYet) => return,
         };
         let step = Step::Peer { from: received.from, gid, cause };
         node.trace().alone(now, query.target(), step);
