@@ -11,6 +11,7 @@
 mod endpoints;
 mod hosts;
 mod names;
+mod sources;
 mod types;
 
 #[cfg(test)]
@@ -35,6 +36,7 @@ use self::endpoints::seven;
 pub use self::hosts::Hosts;
 pub use self::names::NAMES;
 use self::names::{Addresses, Names};
+use self::sources::Sources;
 pub use self::types::{
     Answer, Ask, ClientId, Config, Counter, Event, Found, Input, Output, Transmit, Which,
 };
@@ -60,6 +62,7 @@ pub struct Acm {
     lookups: BTreeMap<LookupId, Box<Lookup>>,
     hosts: Hosts,
     names: Names,
+    sources: Sources,
     next: u64,
     events: VecDeque<Event>,
     /// Questions that cannot be answered before the node knows more of itself.
@@ -109,6 +112,8 @@ enum Known {
         source: Option<End>,
         target: End,
     },
+    /// The destination, to which routing chooses a source.
+    Unsourced(Question),
     Target(Target),
     Source {
         sgid: Gid,
@@ -145,6 +150,7 @@ impl Acm {
             lookups: BTreeMap::new(),
             hosts: Hosts::default(),
             names: Names::default(),
+            sources: Sources::default(),
             next: 0,
             events: VecDeque::new(),
             early: BTreeMap::new(),
@@ -190,7 +196,12 @@ impl Acm {
                 self.counters.count(Counter::NotTaken);
                 self.gone(client);
             }
-            Input::Source { lookup, source } => self.routed(lookup, source),
+            Input::Source { target, source } => {
+                for id in self.sources.answered(now, target, source) {
+                    self.routed(id, source);
+                }
+            }
+            Input::NetworkChanged => self.sources.forget(),
             Input::Addresses { name, addresses } => self.named(now, name, addresses),
             Input::Answer { id, answer } => self.answered(id, answer),
             Input::Address { id, outcome } => self.gid_of_target(id, outcome),
@@ -495,17 +506,6 @@ impl Acm {
         id
     }
 
-    fn routed(&mut self, id: LookupId, source: Option<IpAddr>) {
-        let Some(lookup) = self.lookups.get_mut(&id) else { return };
-        match source {
-            Some(source) => {
-                lookup.chosen = Some(Address::Ip(source));
-                self.ask(id, Ask::Source(source));
-            }
-            None => self.refuse(id, Status::DestinationAddress),
-        }
-    }
-
     /// Searches for the path of which the client may know more than the ends.
     fn seek(&mut self, id: LookupId, sgid: Option<Gid>, dgid: Option<Gid>) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
@@ -554,8 +554,12 @@ impl Acm {
     fn forget(&mut self, id: LookupId) -> Option<Box<Lookup>> {
         self.early.remove(&id);
         let lookup = self.lookups.remove(&id)?;
-        if let Known::Said { .. } = lookup.known {
-            lookup.known.names().for_each(|name| self.names.leave(&name, id));
+        match lookup.known {
+            Known::Said { .. } => {
+                lookup.known.names().for_each(|name| self.names.leave(&name, id));
+            }
+            Known::Unsourced(target) => self.sources.leave(target, id),
+            _ => {}
         }
         Some(lookup)
     }

@@ -38,7 +38,7 @@ impl Acm {
         }
         let missing: Vec<_> = lookup.known.names().collect();
         if missing.is_empty() {
-            return self.seek_source(id);
+            return self.seek_source(now, id);
         }
         self.not_remembered(id);
         for name in missing {
@@ -71,7 +71,7 @@ impl Acm {
             let is_first = if !self.lookups.contains_key(&id) {
                 false
             } else if let Some(addresses) = self.names.lookup(now, &name) {
-                self.set_addresses(id, &name, Some(addresses));
+                self.set_addresses(now, id, &name, Some(addresses));
                 false
             } else {
                 self.names.join(&name, id, user)
@@ -89,12 +89,18 @@ impl Acm {
     pub(super) fn named(&mut self, now: Instant, name: Name, addresses: &[IpAddr]) {
         let addresses = Addresses::new(addresses);
         for id in self.names.land(now, &name, addresses) {
-            self.set_addresses(id, &name, addresses);
+            self.set_addresses(now, id, &name, addresses);
         }
         self.start_look_ups(now);
     }
 
-    fn set_addresses(&mut self, id: LookupId, name: &Name, addresses: Option<Addresses>) {
+    fn set_addresses(
+        &mut self,
+        now: Instant,
+        id: LookupId,
+        name: &Name,
+        addresses: Option<Addresses>,
+    ) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         let Known::Said { source, target } = &mut lookup.known else { return };
         let is_it = |end: &End| matches!(end, End::Name(other) if folded(other) == folded(name));
@@ -107,12 +113,12 @@ impl Acm {
             *end = End::Addresses(addresses);
         }
         if lookup.known.names().next().is_none() {
-            self.seek_source(id);
+            self.seek_source(now, id);
         }
     }
 
     /// Both ends are known as addresses or GIDs.
-    fn seek_source(&mut self, id: LookupId) {
+    fn seek_source(&mut self, now: Instant, id: LookupId) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         let Known::Said { source, target } = lookup.known else { return };
         if matches!(target, End::Addresses(Addresses { first, .. }) if is_link_local(first)) {
@@ -127,8 +133,15 @@ impl Acm {
                 self.seek(id, Some(sgid), Some(dgid));
             }
             (None, End::Addresses(Addresses { first: target, .. })) => {
-                lookup.known = Known::Target(Target::Ip(target));
-                self.outputs.push_back(Output::Route { id, target });
+                let Some(target) = Question::new(target, None) else {
+                    return self.refuse(id, Status::DestinationAddress);
+                };
+                lookup.known = Known::Unsourced(target);
+                if let source @ Some(_) = self.sources.to(now, target) {
+                    self.routed(id, source);
+                } else if self.sources.wait(target, id) {
+                    self.outputs.push_back(Output::Route(target));
+                }
             }
             (Some(End::Gid(sgid)), End::Addresses(Addresses { first: target, .. })) => {
                 lookup.known = Known::Target(Target::Ip(target));
@@ -144,6 +157,20 @@ impl Acm {
                 self.ask(id, Ask::Source(source));
             }
             (Some(End::Name(_)), _) | (_, End::Name(_)) => {}
+        }
+    }
+
+    /// Routing has chosen a source.
+    pub(super) fn routed(&mut self, id: LookupId, source: Option<IpAddr>) {
+        let Some(lookup) = self.lookups.get_mut(&id) else { return };
+        let Known::Unsourced(target) = lookup.known else { return };
+        match source {
+            Some(source) => {
+                lookup.known = Known::Target(Target::Ip(target.target()));
+                lookup.chosen = Some(Address::Ip(source));
+                self.ask(id, Ask::Source(source));
+            }
+            None => self.refuse(id, Status::DestinationAddress),
         }
     }
 }

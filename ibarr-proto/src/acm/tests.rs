@@ -5,6 +5,7 @@
 mod whole;
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use ibarr_common::ib::{PathRecord, PortNum};
@@ -83,13 +84,19 @@ impl Rig {
         self.told() == Some(Reply::Refused(status))
     }
 
+    /// Tells the source that routing chooses for the target, which the service asks for.
+    fn routed(&mut self, source: Option<&str>) -> IpAddr {
+        let Some(Output::Route(target)) = self.acm.poll_output() else { panic!() };
+        self.acm.handle_input(self.now, Input::Source { target, source: source.map(ip) });
+        target.target()
+    }
+
     /// Asks for a path to an address, and gives the source that routing chooses and its GID.
     fn until_target(&mut self, resolve: Resolve) -> LookupId {
+        self.acm.handle_input(self.now, Input::NetworkChanged);
         self.resolve(resolve);
-        let Some(Output::Route { id, .. }) = self.acm.poll_output() else { panic!() };
-        let source = Some(ip("10.1.0.1"));
-        self.acm.handle_input(self.now, Input::Source { lookup: id, source });
-        let Some(Event::Ask { ask: Ask::Source(source), .. }) = self.acm.poll_event() else {
+        self.routed(Some("10.1.0.1"));
+        let Some(Event::Ask { id, ask: Ask::Source(source) }) = self.acm.poll_event() else {
             panic!()
         };
         assert_eq!(source, ip("10.1.0.1"));
@@ -236,10 +243,45 @@ fn each_failure_has_its_status() {
         rig.answer(id, &Answer::Start(Err(why)));
         assert!(rig.is_refused(status), "{why:?}");
     }
+    rig.acm.handle_input(NOW, Input::NetworkChanged);
     rig.resolve(to("10.2.0.5"));
-    let Some(Output::Route { id, .. }) = rig.acm.poll_output() else { panic!() };
-    rig.acm.handle_input(NOW, Input::Source { lookup: id, source: None });
+    rig.routed(None);
     assert!(rig.is_refused(Status::DestinationAddress));
+}
+
+#[test]
+fn source_is_searched_again_after_a_change_and_after_a_second() {
+    let mut rig = Rig::new();
+    let mut asks_kernel = |after: u64, changes: bool| {
+        rig.now = NOW + Duration::from_millis(after);
+        if changes {
+            rig.acm.handle_input(rig.now, Input::NetworkChanged);
+        }
+        rig.resolve(to("10.2.0.5"));
+        let asked = rig.acm.poll_output();
+        if let Some(Output::Route(target)) = asked {
+            let source = Some(ip("10.1.0.1"));
+            rig.acm.handle_input(rig.now, Input::Source { target, source });
+        }
+        let Some(Event::Ask { id, .. }) = rig.acm.poll_event() else { panic!() };
+        rig.acm.gid_of_source(id, None);
+        assert!(rig.is_refused(Status::SourceAddress));
+        asked.is_some()
+    };
+    let cases = [(0, false), (999, false), (1000, false), (1001, false), (1002, true)];
+    let asked = cases.map(|(after, changes)| asks_kernel(after, changes));
+    assert_eq!(asked, [true, false, true, false, true]);
+}
+
+#[test]
+fn no_more_sources_are_remembered_than_the_limit() {
+    let mut sources = Sources::default();
+    let target = |n: u32| Question::new(Ipv4Addr::from_bits((10 << 24) + n).into(), None).unwrap();
+    for n in 0..=4096 {
+        sources.answered(NOW, target(n), Some(ip("10.1.0.1")));
+    }
+    let remembered = (0..=4096).filter(|&n| sources.to(NOW, target(n)).is_some());
+    assert_eq!(remembered.count(), 1);
 }
 
 #[test]
@@ -278,9 +320,8 @@ fn silence_of_all_others_ends_at_the_deadline() {
 fn early_question_is_asked_again_and_forgotten_with_its_client() {
     let mut rig = Rig::new();
     rig.resolve(to("10.2.0.5"));
-    let Some(Output::Route { id, .. }) = rig.acm.poll_output() else { panic!() };
-    rig.acm.handle_input(NOW, Input::Source { lookup: id, source: Some(ip("10.1.0.1")) });
-    let Some(Event::Ask { ask, .. }) = rig.acm.poll_event() else { panic!() };
+    rig.routed(Some("10.1.0.1"));
+    let Some(Event::Ask { id, ask }) = rig.acm.poll_event() else { panic!() };
     for _ in 0..3 {
         rig.answer(id, &Answer::NotYet(ask));
         assert_eq!(rig.acm.poll_event(), None);
@@ -355,7 +396,7 @@ fn bytes_that_are_no_request_end_the_connection_and_wrong_requests_do_not() {
     rig.acm.handle_input(NOW, Input::Message { client: CLIENT, bytes: &out[..len] });
     assert!(rig.is_refused(Status::Invalid));
     rig.resolve(to("10.2.0.5"));
-    assert!(matches!(rig.acm.poll_output(), Some(Output::Route { .. })));
+    assert!(matches!(rig.acm.poll_output(), Some(Output::Route(_))));
     // The client must wait.
     rig.resolve(to("10.2.0.5"));
     assert_eq!(rig.acm.poll_output(), Some(Output::Close(CLIENT)));
@@ -378,15 +419,14 @@ fn name_is_looked_up_once_and_then_remembered() {
     rig.resolve(Resolve::to(None, name("node5")));
     rig.ask(other, Wanted::Resolve(Resolve::to(None, name("NODE5"))));
     named(&mut rig, "node5", &["127.0.1.1", "10.2.0.5", "fd00::5"]);
-    for _ in 0..2 {
-        let Some(Output::Route { target, .. }) = rig.acm.poll_output() else { panic!() };
-        assert_eq!(target, ip("10.2.0.5"));
-    }
+    assert_eq!(rig.routed(Some("10.1.0.1")), ip("10.2.0.5"));
+    let asks = || rig.acm.poll_event();
+    assert_eq!(std::iter::from_fn(asks).count(), 2);
     rig.acm.handle_input(NOW, Input::Gone { client: other });
     rig.acm.handle_timeout(NOW + Duration::from_secs(2));
     assert!(rig.is_refused(Status::TimedOut));
     rig.resolve(Resolve::to(None, name("node5")).from_memory());
-    assert!(matches!(rig.acm.poll_output(), Some(Output::Route { .. })));
+    assert!(matches!(rig.acm.poll_event(), Some(Event::Ask { ask: Ask::Source(_), .. })));
     assert_eq!(rig.acm.counters().get(Counter::NamesAsked), 1);
     assert_eq!(rig.acm.counters().get(Counter::NamesFromMemory), 1);
 }
@@ -449,12 +489,11 @@ fn slow_name_costs_only_its_own_client_the_deadline() {
     let other = ClientId(8);
     rig.acm.handle_input(rig.now, Input::Connected { client: other, user: USER });
     rig.ask(other, Wanted::Resolve(to("10.2.0.5")));
-    assert!(matches!(rig.acm.poll_output(), Some(Output::Route { .. })));
+    assert!(matches!(rig.acm.poll_output(), Some(Output::Route(_))));
     // Too late for the first, but not for the second.
     let addresses = &[ip("10.2.0.6")];
     rig.acm.handle_input(rig.now, Input::Addresses { name: slow, addresses });
-    let Some(Output::Route { target, .. }) = rig.acm.poll_output() else { panic!() };
-    assert_eq!(target, ip("10.2.0.6"));
+    assert_eq!(rig.routed(None), ip("10.2.0.6"));
 }
 
 /// The client of a user asks for `count` names, each on a connection. Returns those that the resolver is asked for.
@@ -660,9 +699,9 @@ proptest! {
                     waiting.remove(&client);
                     acm.handle_input(now, Input::Gone { client: ClientId(client) });
                 }
-                Step::Source(is_known) => if let Some(lookup) = routes.pop_front() {
+                Step::Source(is_known) => if let Some(target) = routes.pop_front() {
                     let source = is_known.then(|| ip("10.1.0.1"));
-                    acm.handle_input(now, Input::Source { lookup, source });
+                    acm.handle_input(now, Input::Source { target, source });
                 },
                 Step::Gid(outcome) => if let Some(event) = ends.pop_front() {
                     reply(&mut acm, now, event, outcome, true);
@@ -683,7 +722,10 @@ proptest! {
             }
             while let Some(output) = acm.poll_output() {
                 match output {
-                    Output::Route { id, .. } => routes.push_back(id),
+                    Output::Route(target) => {
+                        prop_assert!(!routes.contains(&target));
+                        routes.push_back(target);
+                    }
                     Output::LookUp(name) => {
                         prop_assert!(!names.contains(&name));
                         names.push_back(name);

@@ -10,6 +10,7 @@ use ibarr_common::ib::{Gid, Guid, PKey, PortNum};
 use ibarr_common::wire::acm::{Endpoint, Name};
 use ibarr_common::wire::sa::PathQuery;
 
+use crate::ip2gid::Question;
 use crate::paths::{self, Device, NoStart, PortName, Search};
 use crate::places::Room;
 use crate::request::{LookupId, Outcome};
@@ -73,7 +74,7 @@ pub enum Input<'a> {
     NotTaken { client: ClientId },
     /// The answer to [`Output::Route`].
     Source {
-        lookup: LookupId,
+        target: Question,
         /// The address from which this node sends to the target; `None` if it has no route.
         source: Option<IpAddr>,
     },
@@ -91,6 +92,8 @@ pub enum Input<'a> {
     Path { id: LookupId, outcome: paths::Outcome },
     /// The answer is not remembered, so the network is asked for it.
     NotRemembered(LookupId),
+    /// Addresses or routes may have changed.
+    NetworkChanged,
     /// The node knows more of itself than before.
     NodeChanged,
     /// The daemon ends: waiting clients are told that there is no answer.
@@ -185,11 +188,8 @@ pub enum Which {
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Output {
-    /// Find the source address of packets to a target.
-    Route {
-        id: LookupId,
-        target: IpAddr,
-    },
+    /// Find the source address of packets to a target. One [`Input::Source`] follows.
+    Route(Question),
     /// Find the addresses of a name. [`Input::Addresses`] follows, however long that takes.
     LookUp(Name),
     Reply(Transmit),

@@ -183,6 +183,7 @@ impl Node {
             Input::View(input) => {
                 let was_known = self.view.is_synced();
                 self.view.handle_input(now, input);
+                self.acm.handle_input(now, acm::Input::NetworkChanged);
                 if self.view.is_synced() && !was_known {
                     self.requests.handle_input(now, requests::Input::Known);
                     self.acm.handle_input(now, acm::Input::NodeChanged);

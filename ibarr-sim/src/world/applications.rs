@@ -138,11 +138,11 @@ impl World {
     pub(super) fn serve_application(&mut self, id: usize, daemon: &mut Daemon, output: Output) {
         let (now, awake) = (self.now, self.machines[id].troubles.end());
         let claim = match output {
-            Output::Route { id: lookup, target } => {
-                let family = |own: &IpAddr| own.is_ipv4() == target.is_ipv4();
+            Output::Route(target) => {
+                let family = |own: &IpAddr| own.is_ipv4() == target.target().is_ipv4();
                 let own = daemon.core.node().view().owned().filter(|own| own.gid.is_some());
                 let source = own.map(|own| own.address).find(family);
-                let input = Input::Source { lookup, source };
+                let input = Input::Source { target, source };
                 return daemon.core.handle_input(now, node::Input::Acm(input));
             }
             Output::Reply(transmit) if daemon.applications.left.contains(&transmit.client) => {

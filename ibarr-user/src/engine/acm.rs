@@ -4,13 +4,11 @@
 
 use std::io;
 use std::mem;
-use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use ibarr_common::Instant;
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use ibarr_proto::acm::{ClientId, Input, Output, Transmit};
-use ibarr_proto::ip2gid::Question;
 use ibarr_proto::node::{self, Node};
 use ibarr_proto::shares::User;
 use tokio::sync::mpsc;
@@ -22,7 +20,7 @@ use crate::config;
 use crate::process::{Systemd, Until};
 use crate::sys::last_reply::LastReply;
 use crate::sys::peer;
-use crate::transport::acm::{self, Clients, Event, Inherited, Sent, Sources};
+use crate::transport::acm::{self, Clients, Event, Inherited, Sent};
 use crate::transport::names::{Named, Names};
 use crate::transport::rtnetlink::{Answer, RouteAnswer, Routes};
 
@@ -34,7 +32,6 @@ pub(super) struct Acm {
     /// Connections of the last daemon, until they are in use.
     inherited: Vec<OwnedFd>,
     pub(super) sockets: AcmSockets,
-    pub(super) sources: Sources,
     names: Names,
     systemd: Systemd,
     pub(super) preloads: Preloads,
@@ -66,18 +63,9 @@ impl Acm {
             },
         };
         let (sockets, served) = AcmSockets::start(listeners, events.clone())?;
-        let (clients, sources) = (Clients::new(events, ready, last), Sources::default());
-        let this = Self {
-            clients,
-            last_reply,
-            inherited,
-            sockets,
-            sources,
-            names,
-            systemd,
-            preloads,
-            routes,
-        };
+        let clients = Clients::new(events, ready, last);
+        let this =
+            Self { clients, last_reply, inherited, sockets, names, systemd, preloads, routes };
         Ok((this, served))
     }
 
@@ -138,13 +126,9 @@ impl Acm {
 
     pub(super) fn carry_out(&mut self, now: Instant, output: Output, node: &mut Node) {
         match output {
-            Output::Route { id, target } => {
-                if let source @ Some(_) = self.sources.to(now, target) {
-                    tell(node, now, Input::Source { lookup: id, source });
-                } else if self.sources.wait(target, id)
-                    && !Question::new(target, None).is_some_and(|it| self.routes.route(it.into()))
-                {
-                    self.tell_source(now, target, None, node);
+            Output::Route(target) => {
+                if !self.routes.route(target.into()) {
+                    tell(node, now, Input::Source { target, source: None });
                 }
             }
             Output::LookUp(name) => {
@@ -159,24 +143,6 @@ impl Acm {
                 }
             }
             Output::Close(client) => self.clients.close(client),
-        }
-    }
-
-    pub(super) fn handle_source(&mut self, now: Instant, answer: &Answer, node: &mut Node) {
-        if let Answer::Route(RouteAnswer { candidate, source, .. }) = answer {
-            self.tell_source(now, candidate.question.target(), *source, node);
-        }
-    }
-
-    fn tell_source(
-        &mut self,
-        now: Instant,
-        target: IpAddr,
-        source: Option<IpAddr>,
-        node: &mut Node,
-    ) {
-        for lookup in self.sources.answered(now, target, source) {
-            tell(node, now, Input::Source { lookup, source });
         }
     }
 
@@ -196,6 +162,12 @@ impl Acm {
         } else {
             tell(node, now, Input::Stop);
         }
+    }
+}
+
+pub(super) fn handle_source(now: Instant, answer: &Answer, node: &mut Node) {
+    if let Answer::Route(RouteAnswer { candidate, source, .. }) = *answer {
+        tell(node, now, Input::Source { target: candidate.question, source });
     }
 }
 

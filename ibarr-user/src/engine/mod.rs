@@ -356,7 +356,6 @@ impl Io<Input> for Engine {
                 if let local_view::Input::Link(_) | local_view::Input::LinkGone(_) = input {
                     self.rdma.ports.look();
                 }
-                acm.sources.forget();
                 node.handle_input(now, node::Input::View(input));
                 self.servers.offer_again(now, node, queries);
             }
@@ -368,7 +367,7 @@ impl Io<Input> for Engine {
             Input::Mad(event) => self.rdma.handle_mad(now, &event, node),
             Input::Snapshot(event) => self.snapshots.handle(now, event, node),
             Input::Route(answer) => queries::handle_route(now, answer, node),
-            Input::Source(answer) => acm.handle_source(now, &answer, node),
+            Input::Source(answer) => acm::handle_source(now, &answer, node),
             Input::Server(event) => {
                 self.servers.handle(now, event, node, queries);
                 // A turn of queries alone does not settle.

@@ -122,10 +122,10 @@ impl Whole {
         self.node.handle_timeout(self.now);
         while let Some(output) = self.node.poll(Room { local_service: true }) {
             match output {
-                node::Output::Acm(Output::Route { id, target }) => {
-                    let source = if target.is_ipv4() { "10.1.0.1" } else { "fd00::1" };
+                node::Output::Acm(Output::Route(target)) => {
+                    let source = if target.target().is_ipv4() { "10.1.0.1" } else { "fd00::1" };
                     let source = Some(ip(source));
-                    let input = Input::Source { lookup: id, source };
+                    let input = Input::Source { target, source };
                     self.node.handle_input(self.now, node::Input::Acm(input));
                 }
                 node::Output::Acm(Output::Reply(transmit)) => {

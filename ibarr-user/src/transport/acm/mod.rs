@@ -10,7 +10,6 @@
 mod inherited;
 mod listening;
 mod ports;
-mod sources;
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -39,7 +38,6 @@ use tracing::debug;
 pub use self::inherited::{CLIENT, Inherited, LAST_REPLY, NAME};
 pub use self::listening::{FOR_LIBRDMACM, Listener, Made};
 pub(crate) use self::ports::{Files, remove_stale};
-pub(crate) use self::sources::Sources;
 use crate::sys::fd;
 use crate::sys::last_reply::{LastReply, Left};
 use crate::sys::peer;
