@@ -119,9 +119,11 @@ impl SocketFile {
         }
         let mut made = Self::make(&self.path)?;
         made.repair = self.repair;
+        // If that fails, the new file goes with it, and the next look makes another.
+        let accepting = made.listen()?;
         warn!("{}: another program has removed the socket; it is made again", self.path.display());
         *self = made;
-        self.listen().map(Some)
+        Ok(Some(accepting))
     }
 }
 
