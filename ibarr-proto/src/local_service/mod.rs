@@ -51,7 +51,7 @@ use crate::paths::PortName;
 use crate::request::{KernelRequest, Outcome, Source};
 
 pub use types::{
-    AnswerTimes, Config, Counter, DEADLINE, Event, FOLLOW_UPS, Input, LATELY, Limits, Load,
+    AnswerTimes, Closed, Config, Counter, DEADLINE, Event, FOLLOW_UPS, Input, LATELY, Limits, Load,
     MAX_NUDGES, MEMORY, NUDGE_BEHIND, NUDGE_INTERVAL, NUDGE_QUIET, NUDGE_WITHIN, Nudge, Nudged,
     OVERRUN_PAUSE, REPEAT_AFTER, RETRY, Sender, Transmit,
 };
@@ -65,6 +65,8 @@ pub struct LocalService {
     config: Config,
     now: Instant,
     port_id: Option<PortId>,
+    /// When to open a socket.
+    open_at: Option<Instant>,
     requests: Requests,
     path_requests: PathRequests,
     queue: Queue,
@@ -86,6 +88,7 @@ impl LocalService {
             config,
             now: Instant::BOOT,
             port_id: None,
+            open_at: None,
             requests: Requests::new(requests),
             path_requests: PathRequests::new(paths),
             queue: Queue::new(paths),
@@ -116,7 +119,7 @@ impl LocalService {
         self.advance(now);
         match input {
             Input::Opened { port_id, is_member } => {
-                self.port_id = Some(port_id);
+                (self.port_id, self.open_at) = (Some(port_id), None);
                 self.refusal = None;
                 self.timeout = Some(self.config.timeout);
                 if is_member {
@@ -125,7 +128,10 @@ impl LocalService {
                     self.group = Group::Outside;
                 }
             }
-            Input::Closed => self.close(),
+            Input::Closed(why) => {
+                self.close();
+                self.open_at = why.pause().map(|pause| self.now + pause);
+            }
             Input::Datagram { sender, bytes, cut } => {
                 self.nudges.more_to_come(true);
                 self.datagram(sender, bytes, cut);
@@ -161,6 +167,7 @@ impl LocalService {
                 self.answer_path(seq, answer);
             }
             Input::Stop => {
+                self.open_at = None;
                 self.nudges.end();
                 if self.port_id.is_some() {
                     self.timeout = Some(Timeout::DEFAULT);
@@ -222,8 +229,8 @@ impl LocalService {
     /// When to call [`Self::handle_timeout`] and poll again. A driver whose socket is full polls
     /// when there is room.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let nudge = self.nudges.due().filter(|&due| due > self.now);
-        [self.requests.next_timeout(), nudge].into_iter().flatten().min()
+        let polled = [self.nudges.due(), self.open_at].into_iter().flatten();
+        polled.filter(|&due| due > self.now).chain(self.requests.next_timeout()).min()
     }
 
     /// The next action. The driver must perform actions in order: a nudge has to follow every
@@ -232,6 +239,9 @@ impl LocalService {
         if let Group::Leaving(errno) = self.group {
             self.group = Group::Outside;
             return Some(Transmit::Leave(errno));
+        }
+        if self.open_at.take_if(|at| *at <= self.now).is_some() {
+            return Some(Transmit::Open);
         }
         let port_id = self.port_id?;
         if let Some(timeout) = self.timeout.take() {

@@ -132,8 +132,8 @@ pub enum Input<'a> {
         /// Whether the socket is in the group already; otherwise see [`Transmit::Join`].
         is_member: bool,
     },
-    /// The socket is lost.
-    Closed,
+    /// There is no socket any more, or it could not be opened. [`Transmit::Open`] follows in time.
+    Closed(Closed),
     Datagram {
         /// The sender by the socket address, not by the contents.
         sender: Sender,
@@ -163,6 +163,29 @@ pub enum Input<'a> {
     Stop,
 }
 
+/// Why there is no socket.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Closed {
+    /// It failed, or could not be opened.
+    Failed,
+    /// The kernel refuses our messages. Neither the network namespace of a process nor its capabilities change
+    /// by themselves.
+    Refused,
+    /// An inherited stand-in for the kernel is gone, and cannot be opened again.
+    ForGood,
+}
+
+impl Closed {
+    /// The pause before the socket is opened again.
+    pub(super) fn pause(self) -> Option<Duration> {
+        match self {
+            Self::Failed => Some(Duration::from_secs(5)),
+            Self::Refused => Some(Duration::from_mins(1)),
+            Self::ForGood => None,
+        }
+    }
+}
+
 /// The sender of a datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its variants are named for what they are")]
@@ -176,6 +199,8 @@ pub enum Sender {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "sent where it is made, and never stored")]
 pub enum Transmit {
+    /// Open a socket. [`Input::Opened`] or [`Input::Closed`] follows.
+    Open,
     /// Send this message to the kernel. The next poll assumes that the socket has taken it.
     Message(Emitted),
     /// Join the group to which the kernel sends its requests. The kernel accepts our messages.

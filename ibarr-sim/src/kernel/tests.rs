@@ -263,7 +263,7 @@ fn refused_daemon_leaves_the_group_and_blocks_no_caller() {
                     kernel.0.handle_input(START, Input::Listener(true));
                 }
                 local_service::Transmit::Leave(errno) => refused_with = Some(-errno),
-                local_service::Transmit::Nudge(_) => {}
+                local_service::Transmit::Open | local_service::Transmit::Nudge(_) => {}
             }
             for bytes in kernel.sent() {
                 let (sender, bytes) = (local_service::Sender::Kernel, &bytes[..]);

@@ -15,7 +15,7 @@ use ibarr_proto::Fault;
 use ibarr_proto::health::Cause;
 use ibarr_proto::ip2gid::client::{self, Candidate, SocketEvent, SocketId, mirror};
 use ibarr_proto::ip2gid::server::{Counter, Received, Silence};
-use ibarr_proto::local_service::{self, Nudge, Nudged, Sender, Transmit};
+use ibarr_proto::local_service::{self, Closed, Nudge, Nudged, Sender, Transmit};
 use ibarr_proto::local_view::{self, Subject};
 use ibarr_proto::node::{Input, Output, Room};
 use ibarr_proto::request::{Outcome, UserRequest};
@@ -373,7 +373,9 @@ impl World {
             Output::LocalService(Transmit::Message(message)) => {
                 self.tell_kernel(id, daemon, &message);
             }
-            Output::LocalService(Transmit::Join) => unreachable!("every daemon is in the group"),
+            Output::LocalService(Transmit::Open | Transmit::Join) => {
+                unreachable!("every daemon is in the group, and its socket is made again at once")
+            }
             Output::LocalService(Transmit::Leave(_)) => self.leaves(id, daemon),
             Output::LocalService(Transmit::Nudge(nudge)) => {
                 self.claims.nudges(now, id, daemon);
@@ -384,10 +386,12 @@ impl World {
         }
     }
 
-    /// A message that the kernel seems to have refused makes the daemon close its socket. It opens another.
+    /// A message that the kernel seems to have refused makes the daemon close its socket. It is open again at once,
+    /// as for a daemon that is started then.
     fn leaves(&mut self, id: usize, daemon: &mut Daemon) {
         let now = self.now;
-        daemon.core.handle_input(now, Input::LocalService(local_service::Input::Closed));
+        let closed = local_service::Input::Closed(Closed::Refused);
+        daemon.core.handle_input(now, Input::LocalService(closed));
         let load = daemon.core.node().local_service().load();
         if load != local_service::Load::default() {
             let text = format!("without a socket, requests are held: {load:?}");

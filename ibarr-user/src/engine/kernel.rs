@@ -33,22 +33,17 @@ impl Kernel {
         Room { local_service: self.socket.has_room() }
     }
 
-    /// Uses an inherited socket, or one that could be opened at once.
-    pub(super) fn start(&mut self, now: Instant, node: &mut Node) {
-        if let Some(opened) = self.socket.opening() {
-            self.handle(now, opened, node);
-        }
+    /// States whether the socket is open.
+    pub(super) fn tell_state(&self, now: Instant, node: &mut Node) {
+        tell(node, now, self.socket.state());
+        self.keep();
     }
 
-    pub(super) fn handle(&mut self, now: Instant, event: Event, node: &mut Node) -> Handled {
-        match event {
-            Event::Opened { port_id, is_member } => {
-                tell(node, now, Input::Opened { port_id, is_member });
-                self.keep();
-            }
-            Event::Writable => self.socket.flush(),
-            Event::Readable => return Handled::KernelAsks,
+    pub(super) fn handle(&mut self, event: Event) -> Handled {
+        if event == Event::Readable {
+            return Handled::KernelAsks;
         }
+        self.socket.flush();
         Handled::Changed
     }
 
@@ -63,7 +58,7 @@ impl Kernel {
             }
             Received::Overrun => (Input::Overrun, Read::Message),
             Received::Drained => (Input::Drained, Read::Nothing),
-            Received::Closed => (Input::Closed, Read::Nothing),
+            Received::Closed => (self.socket.state(), Read::Nothing),
         };
         tell(node, now, input);
         read
@@ -75,16 +70,15 @@ impl Kernel {
                 log::kernel_is_answered(message.as_ref());
                 self.socket.send(message.as_ref());
             }
-            Transmit::Join => {
-                if self.socket.join() {
-                    self.keep();
-                } else {
-                    tell(node, now, Input::Closed);
-                }
+            Transmit::Open => {
+                self.socket.open();
+                self.tell_state(now, node);
             }
+            Transmit::Join if self.socket.join() => self.keep(),
+            Transmit::Join => self.tell_state(now, node),
             Transmit::Leave(errno) => {
                 self.socket.leave(Errno::from_raw(-*errno));
-                tell(node, now, Input::Closed);
+                self.tell_state(now, node);
             }
             Transmit::Nudge(nudge) => {
                 node.trace().nudge(now);

@@ -207,7 +207,7 @@ impl Engine {
         settings.config.outdated().into_iter().for_each(|warning| warn!("{warning}"));
         node.handle_input(now, node::Input::Health(health::Input::Start));
         acm.begin(now, &settings.config.acm, node);
-        kernel.start(now, node);
+        kernel.tell_state(now, node);
         acm.preloads.configure(&settings.config.acm);
         acm.preloads.start(now, &settings.config.paths, node);
         Ok(engine)
@@ -375,7 +375,7 @@ impl Io<Input> for Engine {
                 return Handled::Unchanged;
             }
             Input::Incoming(incoming) => queries::handle_incoming(now, &incoming, node),
-            Input::LocalService(event) => return kernel.handle(now, event, node),
+            Input::LocalService(event) => return kernel.handle(event),
             Input::Nudged(outcome) => kernel.handle_nudged(now, outcome, node),
             Input::Responder(progress) => self.responder.handle_progress(now, progress, node),
             Input::Packets(packets) => self.users.tracers.add_packets(&packets, node),

@@ -3,20 +3,17 @@
 //! The socket to the kernel's RDMA core. The engine reads it directly, so that an answer leaves in
 //! the turn that read the request, and the core knows when the socket is empty.
 //!
-//! If the kernel has no RDMA, opening is tried again. An inherited stand-in for the kernel is used until
-//! it is closed.
+//! The core says when to open it again. An inherited stand-in for the kernel is used until it is closed.
 
 use std::future::pending;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
-use ibarr_common::wire::ls::PortId;
 use ibarr_proto::health::{KernelSilent, Listener};
+use ibarr_proto::local_service::{Closed, Input};
 use nix::errno::Errno;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
 use super::{Counter, Counters, listeners};
@@ -40,23 +37,12 @@ pub(crate) struct LocalService {
 #[derive(Debug)]
 enum State {
     Open(Socket, Option<watch::Receiver<Vec<Listener>>>),
-    Closed {
-        reason: KernelSilent,
-        /// When to try again; `None` for never.
-        retry_at: Option<Instant>,
-    },
+    Closed(KernelSilent, Closed),
 }
 
 /// An event of the socket.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Event {
-    /// The socket is open.
-    Opened {
-        /// The kernel's id of the socket.
-        port_id: PortId,
-        /// Whether the socket is in the kernel's group already.
-        is_member: bool,
-    },
     /// There is something to read.
     Readable,
     /// There is room for the message that could not be sent.
@@ -78,59 +64,39 @@ ibarr_common::words! {
     }
 }
 
-/// Pause between attempts to open the socket.
-const RETRY: Duration = Duration::from_secs(5);
-
-/// Pause after the kernel has refused our messages: neither the network namespace of a process nor
-/// its capabilities change by themselves.
-const RETRY_REFUSED: Duration = Duration::from_mins(1);
-
 impl LocalService {
     /// Uses the `inherited` socket, or opens one. Must be called within a runtime.
     pub(crate) fn start(inherited: Option<OwnedFd>, counters: Arc<Counters>) -> Self {
-        let retry_at = Some(Instant::now());
-        let state = State::Closed { reason: KernelSilent::NoRdma, retry_at };
+        let state = State::Closed(KernelSilent::NoRdma, Closed::Failed);
         let inherits = inherited.is_some();
         let mut this = Self { state, inherited: inherits, reason: None, unsent: None, counters };
         match inherited.map(Socket::adopt) {
             None => this.open(),
             Some(Ok(socket)) => this.opened(socket),
-            Some(Err(error)) => this.close(KernelSilent::Failed(error.into()), RETRY),
+            Some(Err(error)) => this.close(KernelSilent::Failed(error.into()), Closed::Failed),
         }
         this
     }
 
     /// Waits for the next event. Cancel safe.
     pub(crate) async fn next(&mut self) -> Event {
-        loop {
-            match &self.state {
-                State::Open(socket, _) => {
-                    let (ready, event) = match self.unsent {
-                        Some(_) => (socket.writable().await, Event::Writable),
-                        None => (socket.readable().await, Event::Readable),
-                    };
-                    match ready {
-                        Ok(()) => return event,
-                        Err(_) => pending().await,
-                    }
-                }
-                State::Closed { retry_at: None, .. } => pending().await,
-                State::Closed { retry_at: Some(at), .. } => {
-                    sleep_until(*at).await;
-                    self.open();
-                    if let Some(opened) = self.opening() {
-                        return opened;
-                    }
-                }
-            }
-        }
+        let State::Open(socket, _) = &self.state else { return pending().await };
+        let (ready, event) = match self.unsent {
+            Some(_) => (socket.writable().await, Event::Writable),
+            None => (socket.readable().await, Event::Readable),
+        };
+        if ready.is_ok() { event } else { pending().await }
     }
 
-    /// [`Event::Opened`], if the socket is open.
-    pub(crate) fn opening(&self) -> Option<Event> {
-        let State::Open(socket, _) = &self.state else { return None };
-        let is_member = socket.is_member().unwrap_or_default();
-        Some(Event::Opened { port_id: socket.port_id(), is_member })
+    /// Whether it is open, for the core.
+    pub(crate) fn state(&self) -> Input<'static> {
+        match &self.state {
+            State::Open(socket, _) => {
+                let is_member = socket.is_member().unwrap_or_default();
+                Input::Opened { port_id: socket.port_id(), is_member }
+            }
+            State::Closed(_, why) => Input::Closed(*why),
+        }
     }
 
     /// Joins the group to which the kernel sends its requests; returns whether that succeeded.
@@ -138,7 +104,7 @@ impl LocalService {
         let State::Open(socket, others) = &mut self.state else { return false };
         if let Err(error) = socket.join() {
             let reason = explain(&error);
-            self.close(reason, RETRY_REFUSED);
+            self.close(reason, Closed::Refused);
             return false;
         }
         info!(
@@ -157,7 +123,7 @@ impl LocalService {
         if let Err(error) = socket.leave() {
             warn!(%error, "local service: cannot leave the kernel's group");
         }
-        self.close(refused(errno), RETRY_REFUSED);
+        self.close(refused(errno), Closed::Refused);
     }
 
     /// A copy of the socket, if it is in the kernel's group.
@@ -171,7 +137,7 @@ impl LocalService {
         match &self.state {
             State::Open(..) if self.inherited => (SocketState::Inherited, None),
             State::Open(..) => (SocketState::Open, None),
-            State::Closed { reason, .. } => (SocketState::Closed, Some(reason.clone())),
+            State::Closed(reason, _) => (SocketState::Closed, Some(reason.clone())),
         }
     }
 
@@ -191,14 +157,14 @@ impl LocalService {
             Ok(received) => return received,
             Err(error) => KernelSilent::Failed(fault!("the socket is broken: {error}")),
         };
-        self.close(reason, RETRY);
+        self.close(reason, Closed::Failed);
         Received::Closed
     }
 
     pub(crate) fn quiet(&self) -> Option<Quiet> {
         match &self.state {
             State::Open(socket, _) => Some(socket.quiet()),
-            State::Closed { .. } => None,
+            State::Closed(..) => None,
         }
     }
 
@@ -230,11 +196,11 @@ impl LocalService {
         }
     }
 
-    fn open(&mut self) {
+    pub(crate) fn open(&mut self) {
         self.inherited = false;
         match Socket::open() {
             Ok(socket) => self.opened(socket),
-            Err(error) => self.close(explain(&error), RETRY),
+            Err(error) => self.close(explain(&error), Closed::Failed),
         }
     }
 
@@ -253,8 +219,7 @@ impl LocalService {
         self.state = State::Open(socket, others);
     }
 
-    /// Opens the socket again after `pause`; but not an inherited stand-in, which cannot be opened again.
-    fn close(&mut self, reason: KernelSilent, pause: Duration) {
+    fn close(&mut self, reason: KernelSilent, why: Closed) {
         if self.reason.as_ref() != Some(&reason) {
             let cause = reason.to_string();
             warn!(message_id = ids::KERNEL_DOES_NOT_ASK, cause, "local service: {cause}");
@@ -262,8 +227,8 @@ impl LocalService {
         }
         let is_kernel = |socket: &Socket| socket.peer() == Peer::Netlink;
         let was_kernel = matches!(&self.state, State::Open(socket, _) if is_kernel(socket));
-        let retry_at = (was_kernel || !self.inherited).then(|| Instant::now() + pause);
-        self.state = State::Closed { reason, retry_at };
+        let why = if was_kernel || !self.inherited { why } else { Closed::ForGood };
+        self.state = State::Closed(reason, why);
         self.unsent = None;
     }
 }

@@ -82,7 +82,9 @@ impl Machine {
         while let Some(transmit) = self.core.poll_transmit() {
             match transmit {
                 Transmit::Nudge(how) => self.nudge = Some((self.now + hop, how, self.read)),
-                Transmit::Join | Transmit::Leave(_) => unreachable!("it is a member"),
+                Transmit::Open | Transmit::Join | Transmit::Leave(_) => {
+                    unreachable!("it is a member")
+                }
                 Transmit::Message(_) => {
                     let told = tell(&transmit);
                     let (seq, found) = told.split_once(" is ").expect("an answer");

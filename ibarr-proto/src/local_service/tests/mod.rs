@@ -341,11 +341,12 @@ fn daemon_whose_message_is_refused_never_joins() {
         rig.does("timeout 3000");
         rig.datagram(&verdict(0, errno));
         rig.does(&format!("leave for {errno}"));
-        rig.tell(Input::Closed);
+        rig.tell(Input::Closed(Closed::Refused));
         assert_eq!(rig.core.refusal(), Some(errno));
-        rig.pass(ms(10_000));
+        rig.pass(ms(59_999));
         rig.does("");
-        // The driver tries again from time to time.
+        rig.pass(ms(1));
+        rig.does("open");
         rig.tell(Input::Opened { port_id: PortId(180), is_member: false });
         rig.does("timeout 3000");
         rig.datagram(&verdict(0, 0));
@@ -377,7 +378,7 @@ fn member_leaves_when_an_answer_is_refused() {
     rig.wants("");
     rig.does("leave for -1");
     assert_eq!((rig.core.refusal(), rig.core.load()), (Some(-1), Load::default()));
-    rig.tell(Input::Closed);
+    rig.tell(Input::Closed(Closed::Refused));
     // Messages that the socket still holds are ignored.
     rig.datagram(&verdict(1, -1));
     rig.does("");
@@ -596,6 +597,20 @@ fn stop_sends_known_answers_and_restores_the_time_out() {
 }
 
 #[test]
+fn stand_in_for_the_kernel_is_not_opened_again() {
+    for (why, stops) in [(Closed::ForGood, false), (Closed::Failed, true)] {
+        let mut rig = Rig::new();
+        rig.tell(Input::Closed(why));
+        if stops {
+            rig.tell(Input::Stop);
+        }
+        assert_eq!(rig.core.poll_timeout(), None);
+        rig.pass(ms(3_600_000));
+        rig.does("");
+    }
+}
+
+#[test]
 fn lost_socket_drops_all_requests() {
     let mut rig = Rig::new();
     rig.is_answered(1, ONE);
@@ -603,13 +618,19 @@ fn lost_socket_drops_all_requests() {
     rig.asks(3, ONE);
     rig.finds(ONE, peer(ONE));
     rig.datagram(path_request(4).as_ref());
-    rig.tell(Input::Closed);
+    rig.tell(Input::Closed(Closed::Failed));
     rig.wants("");
     rig.does("");
     assert_eq!(rig.core.load(), Load::default());
-    assert_eq!(rig.core.poll_timeout(), None);
     assert!(rig.core.is_idle());
-    rig.pass(ms(1));
+    for _ in 0..2 {
+        rig.pass(ms(4_999));
+        rig.does("");
+        rig.pass(ms(1));
+        rig.does("open");
+        assert_eq!(rig.core.poll_timeout(), None);
+        rig.tell(Input::Closed(Closed::Failed));
+    }
     rig.tell(Input::Opened { port_id: PortId(180), is_member: true });
     rig.does("timeout 3000, nudge");
 }

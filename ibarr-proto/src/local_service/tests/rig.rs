@@ -165,6 +165,7 @@ impl Rig {
 pub(super) fn tell(transmit: &Transmit) -> String {
     let message = match transmit {
         Transmit::Message(message) => message,
+        Transmit::Open => return "open".to_owned(),
         Transmit::Join => return "join".to_owned(),
         Transmit::Leave(errno) => return format!("leave for {errno}"),
         Transmit::Nudge(Nudge::IfQuiet) => return "nudge".to_owned(),
