@@ -94,17 +94,11 @@ impl Acm {
         self.start_look_ups(now);
     }
 
-    fn set_addresses(
-        &mut self,
-        now: Instant,
-        id: LookupId,
-        name: &Name,
-        addresses: Option<Addresses>,
-    ) {
+    fn set_addresses(&mut self, now: Instant, id: LookupId, name: &Name, to: Option<Addresses>) {
         let Some(lookup) = self.lookups.get_mut(&id) else { return };
         let Known::Said { source, target } = &mut lookup.known else { return };
         let is_it = |end: &End| matches!(end, End::Name(other) if folded(other) == folded(name));
-        let Some(addresses) = addresses else {
+        let Some(addresses) = to else {
             let is_source = source.as_ref().is_some_and(is_it);
             let status = if is_source { Status::SourceAddress } else { Status::DestinationAddress };
             return self.refuse(id, status);

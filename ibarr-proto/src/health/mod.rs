@@ -10,6 +10,7 @@
 //! count. A reason whose state is ok is advice: it is shown, and changes nothing.
 
 mod facts;
+mod recent;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ pub use self::facts::{
     Acm, Addresses, Configuration, Control, Device, FewDescriptors, GroupUnknown, Input, Kernel,
     KernelSilent, Listener, Missing, Peers, Port, Programs, Served, Setting, Socket,
 };
+use self::recent::RecentPeers;
 use self::rules::Finding;
 
 /// The health of a daemon, see the [module](self).
@@ -45,6 +47,7 @@ pub struct Health {
     once_active: BTreeSet<PortName>,
     counts: BTreeMap<Cause, Count>,
     events: VecDeque<Event>,
+    pub(crate) recent: RecentPeers,
 }
 
 /// After its start a daemon is assessed when it is ready, and at the latest after this.

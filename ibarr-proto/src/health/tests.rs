@@ -2,6 +2,7 @@
 
 //! Each fact with the reason that it becomes, and how reasons come and go.
 
+use std::net::Ipv6Addr;
 use std::num::NonZeroU16;
 
 use ibarr_common::ib::Lid;
@@ -9,7 +10,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Fault;
-use crate::ip2gid::Family;
+use crate::ip2gid::client::Candidate;
+use crate::ip2gid::{Family, Question};
 use crate::local_view::rules::{Datagrams, Diverted, Traffic};
 use crate::paths::PortFacts;
 use crate::responder::{Blocked, Hook};
@@ -251,6 +253,37 @@ fn diverted(instead: Option<u32>) -> Diverted {
     let (datagrams, traffic, family) = (Datagrams::Replies, Traffic::ALL, Family::V6);
     let port = NonZeroU16::new(4791).unwrap();
     Diverted { datagrams, port, traffic, family, rule: 100, instead }
+}
+
+#[test]
+fn rule_counts_while_the_kernel_takes_it_to_a_recent_peer() {
+    let peer = |n: u32| {
+        Candidate::from(
+            Question::new(Ipv6Addr::from_bits((0xfd << 120) + u128::from(n)).into(), None).unwrap(),
+        )
+    };
+    // Connections go by way 0.
+    let way = |diverted: u32| {
+        move |candidate: Candidate, packets: Traffic| {
+            let is_cut = candidate == peer(diverted) && packets != Traffic::CONNECTIONS;
+            if is_cut { Err("no route") } else { Ok(0) }
+        }
+    };
+    let mut health = health();
+    for n in 1..=40 {
+        health.recent.add(peer(n));
+    }
+    let rule = Diverted { traffic: Traffic([(7, 7); 4]), ..diverted(None) };
+    let of_other = Diverted { family: Family::V4, ..rule };
+    assert_eq!(health.recent.diverted(vec![rule, of_other], way(1)), [rule]);
+    // The peer stays, others give way to newer ones, and a dead one diverts nothing.
+    for n in 41..=60 {
+        health.recent.add(peer(n));
+    }
+    let found = [1, 2, 32, 50, 60].map(|n| health.recent.diverted(vec![rule], way(n)).len());
+    assert_eq!(found, [1, 0, 0, 1, 0]);
+    let dead = |_, _| Err::<(), _>("no route");
+    assert_eq!(health.recent.diverted(vec![rule], dead), []);
 }
 
 #[test]

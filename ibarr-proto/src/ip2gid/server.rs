@@ -151,7 +151,7 @@ impl Server {
 pub enum Silence {
     /// The addresses of this node are not known yet.
     NotYet,
-    /// It was counted.
+    /// The reason, which is counted already.
     Counted(Counter),
 }
 

@@ -10,7 +10,7 @@ use super::Node;
 use crate::acm::{self, Acm};
 use crate::counters::Counters;
 use crate::ip2gid::Question;
-use crate::ip2gid::client::Client;
+use crate::ip2gid::client::{Candidate, Client};
 use crate::ip2gid::server::{self, Received, Server, Silence, Transmit};
 use crate::local_service::{LocalService, Nudged};
 use crate::local_view::LocalView;
@@ -32,7 +32,12 @@ impl Node {
     /// # Errors
     /// If there is no reply.
     pub fn answer(&mut self, received: &Received<'_>) -> Result<Transmit, Silence> {
-        self.server.answer(&self.view, received)
+        let reply = self.server.answer(&self.view, received)?;
+        if let Some(question) = Question::new(reply.to.ip(), reply.egress) {
+            let source = Some(reply.from);
+            self.health.recent.add(Candidate { source, ..question.into() });
+        }
+        Ok(reply)
     }
 
     /// See [`Server::handle_sent`].

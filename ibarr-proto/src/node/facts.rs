@@ -2,11 +2,16 @@
 
 //! What the cores of a node tell its health.
 
+use alloc::vec::Vec;
+use core::num::NonZeroU16;
+
 use ibarr_common::Instant;
 
 use super::Node;
 use crate::health::{Addresses, Cause, Event, Health, Input, Missing, Port, Programs, Served};
+use crate::ip2gid::client::Candidate;
 use crate::ip2gid::{client, server};
+use crate::local_view::rules::{Diverted, Traffic};
 use crate::responder::{Blocked, State};
 use crate::{local_service, paths, responder};
 
@@ -25,6 +30,17 @@ impl Node {
             }
             self.health.handle_timeout(now);
         }
+    }
+
+    /// The policy rules that take datagrams of a user to recent peers by another way than the kernel's connections.
+    /// `way` asks the kernel.
+    pub fn diverted<W: PartialEq, E>(
+        &mut self,
+        user: u32,
+        port: NonZeroU16,
+        way: impl Fn(Candidate, Traffic) -> Result<W, E>,
+    ) -> Vec<Diverted> {
+        self.health.recent.diverted(self.view.diverted(user, port), way)
     }
 
     /// See [`Health::poll_event`].

@@ -439,6 +439,9 @@ impl Node {
             return Some(Output::Responder(output));
         }
         if let Some(output) = self.client.poll_transmit() {
+            if let client::Output::Route(candidate) = output {
+                self.health.recent.add(candidate);
+            }
             return Some(Output::Client(output));
         }
         if let Some(transmit) = self.paths.poll_transmit() {

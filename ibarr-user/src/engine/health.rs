@@ -25,6 +25,7 @@ use crate::control::access::GroupId;
 use crate::control::messages::{HealthReason, SubsystemHealth};
 use crate::logging::ids;
 use crate::transport;
+use crate::transport::rtnetlink;
 use crate::transport::server::HOLD;
 
 pub(super) fn configuration(settings: &Settings) -> Input {
@@ -44,14 +45,8 @@ pub(super) fn kernel(kernel: &Kernel, settings: &Settings) -> Input {
     })
 }
 
-pub(super) fn peers(
-    servers: &Servers,
-    queries: &mut Queries,
-    settings: &Settings,
-    node: &Node,
-) -> Input {
+pub(super) fn peers(servers: &Servers, settings: &Settings, node: &mut Node) -> Input {
     let client = settings.config.client.settings();
-    let by_rules = node.view().diverted(geteuid().as_raw(), client.udp_port);
     let socket = |(family, blocked, holds): (_, _, Option<usize>)| Socket {
         family,
         blocked,
@@ -61,7 +56,7 @@ pub(super) fn peers(
         sockets: servers.states().map(socket).collect(),
         unused: servers.warnings().collect(),
         few_descriptors: settings.options.descriptors.shortage(client.sockets),
-        diverted: queries.diverted(by_rules),
+        diverted: node.diverted(geteuid().as_raw(), client.udp_port, rtnetlink::way),
     })
 }
 

@@ -306,7 +306,7 @@ impl Engine {
         while tasks.iter().any(|task| !task.is_finished()) && clock::now() < end {
             while let Some(input) = self.inputs.poll() {
                 if let Input::Server(event) = input {
-                    self.servers.handle(clock::now(), event, &mut self.node, &mut self.queries);
+                    self.servers.handle(clock::now(), event, &mut self.node);
                 }
             }
             yield_now().await;
@@ -325,7 +325,7 @@ impl Engine {
         let facts = [
             health::configuration(settings),
             health::kernel(&self.kernel, settings),
-            health::peers(servers, queries, settings, node),
+            health::peers(servers, settings, node),
             health::devices(&self.rdma, node),
             health::control(service),
             health::Input::Snapshot(self.snapshots.warning()),
@@ -348,7 +348,7 @@ impl Io<Input> for Engine {
     }
 
     fn handle(&mut self, now: Instant, input: Input) -> Handled {
-        let Self { node, kernel, queries, acm, service, .. } = self;
+        let Self { node, kernel, acm, service, .. } = self;
         let handled = if let Input::Acm(_) = input { Handled::Asked } else { Handled::Changed };
         match input {
             Input::View(input) => {
@@ -357,7 +357,7 @@ impl Io<Input> for Engine {
                     self.rdma.ports.look();
                 }
                 node.handle_input(now, node::Input::View(input));
-                self.servers.offer_again(now, node, queries);
+                self.servers.offer_again(now, node);
             }
             Input::Port(event) => {
                 self.rdma.handle_port(now, event, node);
@@ -369,7 +369,7 @@ impl Io<Input> for Engine {
             Input::Route(answer) => queries::handle_route(now, answer, node),
             Input::Source(answer) => acm::handle_source(now, &answer, node),
             Input::Server(event) => {
-                self.servers.handle(now, event, node, queries);
+                self.servers.handle(now, event, node);
                 // A turn of queries alone does not settle.
                 self.users.tracers.pass_on(now, node, &self.responder);
                 return Handled::Unchanged;

@@ -3,50 +3,27 @@
 //! Routes and sockets for the client's questions to peers.
 
 use ibarr_common::Instant;
-use ibarr_proto::ip2gid::client::{Candidate, Input, Output, SocketEvent};
-use ibarr_proto::local_view::rules::Diverted;
+use ibarr_proto::ip2gid::client::{Input, Output, SocketEvent};
 use ibarr_proto::node::{self, Node};
 use ibarr_proto::trace::Step;
 use tracing::debug;
 
 use super::{log, trace};
 use crate::transport::queries::{Incoming, Sockets};
-use crate::transport::rtnetlink::{self, Answer, RouteAnswer, Routes};
+use crate::transport::rtnetlink::{Answer, RouteAnswer, Routes};
 
 pub(super) struct Queries {
     sockets: Sockets,
     routes: Routes,
-    /// The peers that datagrams were sent to, for [`Self::diverted`], the newest first.
-    peers: Vec<Candidate>,
 }
-
-/// How many peers [`Queries::diverted`] keeps. Until the next call there may be twice as many.
-const PEERS: usize = 16;
 
 impl Queries {
     pub(super) fn new(sockets: Sockets, routes: Routes) -> Self {
-        Self { sockets, routes, peers: Vec::new() }
+        Self { sockets, routes }
     }
 
     pub(super) fn dropped(&self) -> u64 {
         self.sockets.dropped()
-    }
-
-    /// Keeps the peer that a datagram is sent to, if there is room.
-    pub(super) fn note(&mut self, peer: Candidate) {
-        if self.peers.len() < 2 * PEERS && !self.peers.contains(&peer) {
-            self.peers.insert(0, peer);
-        }
-    }
-
-    /// Returns those that divert datagrams to a peer that is kept. That peer stays.
-    pub(super) fn diverted(&mut self, mut by_rules: Vec<Diverted>) -> Vec<Diverted> {
-        by_rules.retain(|by| {
-            let at = self.peers.iter().position(|&peer| rtnetlink::is_diverted(peer, by));
-            at.map(|at| self.peers[..=at].rotate_right(1)).is_some()
-        });
-        self.peers.truncate(PEERS);
-        by_rules
     }
 
     fn handle_socket(&mut self, now: Instant, event: SocketEvent, node: &mut Node) {
@@ -77,7 +54,6 @@ impl Queries {
             }
             Output::Route(candidate) => {
                 node.trace().step(now, candidate.question, Step::RouteSought);
-                self.note(candidate);
                 if !self.routes.route(candidate) {
                     tell(node, now, Input::Route { candidate, route: None });
                 }

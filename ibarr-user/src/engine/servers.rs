@@ -10,16 +10,14 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use ibarr_common::Instant;
-use ibarr_proto::ip2gid::client::Candidate;
+use ibarr_proto::ip2gid::Family;
 use ibarr_proto::ip2gid::server::Silence;
-use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_view::InterfaceName;
 use ibarr_proto::node::Node;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tracing::warn;
 
-use super::queries::Queries;
 use super::{log, trace};
 use crate::bpf::Responder;
 use crate::causes::{Fault, fault};
@@ -190,15 +188,9 @@ impl Servers {
 
     /// Has peers' queries answered, each batch at once: nothing changes meanwhile. A socket reads nothing
     /// more before it gets the replies to its batch.
-    pub(super) fn handle(
-        &mut self,
-        now: Instant,
-        event: Event,
-        node: &mut Node,
-        queries: &mut Queries,
-    ) {
+    pub(super) fn handle(&mut self, now: Instant, event: Event, node: &mut Node) {
         match event {
-            Event::Queries(batch) => self.unjudged.extend(answer(now, batch, node, queries)),
+            Event::Queries(batch) => self.unjudged.extend(answer(now, batch, node)),
             Event::Sent(replies) => {
                 for (reply, errno) in &replies {
                     let counter = node.handle_sent(reply, *errno);
@@ -211,14 +203,14 @@ impl Servers {
     }
 
     /// The view may have changed: offers the queries again that the server could not judge.
-    pub(super) fn offer_again(&mut self, now: Instant, node: &mut Node, queries: &mut Queries) {
+    pub(super) fn offer_again(&mut self, now: Instant, node: &mut Node) {
         let offered = mem::take(&mut self.unjudged).into_iter();
-        self.unjudged = offered.filter_map(|batch| answer(now, batch, node, queries)).collect();
+        self.unjudged = offered.filter_map(|batch| answer(now, batch, node)).collect();
     }
 }
 
 /// Returns the batch if its queries cannot be judged yet.
-fn answer(now: Instant, batch: Batch, node: &mut Node, queries: &mut Queries) -> Option<Batch> {
+fn answer(now: Instant, batch: Batch, node: &mut Node) -> Option<Batch> {
     let mut replies = Vec::with_capacity(batch.queries.len());
     for query in &batch.queries {
         let received = query.received();
@@ -230,10 +222,6 @@ fn answer(now: Instant, batch: Batch, node: &mut Node, queries: &mut Queries) ->
         trace::peer(node, now, &received, &answer);
         let Ok(transmit) = answer else { continue };
         log::peer_is_answered(transmit.to, transmit.payload.as_ref());
-        if let Some(question) = Question::new(transmit.to.ip(), transmit.egress) {
-            let source = Some(transmit.from);
-            queries.note(Candidate { source, ..question.into() });
-        }
         replies.push(transmit);
     }
     // The socket may have been closed meanwhile.

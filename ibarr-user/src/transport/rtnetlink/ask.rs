@@ -10,7 +10,7 @@ use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::client::{Candidate, Route};
 use ibarr_proto::local_view::Input;
 use ibarr_proto::local_view::neighbours::Entry;
-use ibarr_proto::local_view::rules::{Diverted, Traffic};
+use ibarr_proto::local_view::rules::Traffic;
 use neli::consts::nl::{NlmF, Nlmsg};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, NetlinkAddr, SockProtocol, recvfrom, sendto};
@@ -54,15 +54,11 @@ pub(crate) fn route(candidate: Candidate) -> Result<Route, NoRoute> {
     way(candidate, Traffic::CONNECTIONS).map(|(route, _)| route)
 }
 
-/// Whether the kernel connects by a candidate, but sends datagrams to it by another way.
-pub(crate) fn is_diverted(candidate: Candidate, by: &Diverted) -> bool {
-    let differs = |connections| way(candidate, by.traffic) != Ok(connections);
-    candidate.question.family() == by.family
-        && way(candidate, Traffic::CONNECTIONS).is_ok_and(differs)
-}
-
 /// The route of such packets by a candidate, and their source.
-fn way(candidate: Candidate, packets: Traffic) -> Result<(Route, Option<IpAddr>), NoRoute> {
+pub(crate) fn way(
+    candidate: Candidate,
+    packets: Traffic,
+) -> Result<(Route, Option<IpAddr>), NoRoute> {
     let request = routes::request(0, candidate, packets);
     let answer = ask(&request, |frame| routes::route(frame, candidate).map(Some));
     match answer.map(|found| found.first().copied()) {

@@ -31,7 +31,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
 pub use self::ask::neighbours;
-pub(crate) use self::ask::{Error, addresses, ask, interface, is_diverted, route};
+pub(crate) use self::ask::{Error, addresses, ask, interface, route, way};
 pub use self::neigh::{ADDRESS_V4, ADDRESS_V6};
 pub use self::nudge::{LOOPBACK, NudgeError, NudgeTarget, Nudged, Nudger};
 pub use self::routes::{Answer, NoRoute, RouteAnswer, Routes};
