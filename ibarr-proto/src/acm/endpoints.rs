@@ -12,9 +12,7 @@ use core::net::IpAddr;
 
 use ibarr_common::Instant;
 use ibarr_common::ib::PortNum;
-use ibarr_common::wire::acm::{
-    Address, Ask as Wanted, Counters as Seven, Name, Names, Of, Reply, Request, Status,
-};
+use ibarr_common::wire::acm::{self as wire, Address, Name, Names, Of, Reply, Request, Status};
 
 use super::{Acm, Ask, ClientId, Counter, Found, Known, Which};
 use crate::counters::Counters;
@@ -30,13 +28,14 @@ impl Acm {
         request: Request,
     ) {
         let (which, addresses) = match request.ask {
-            Wanted::Endpoint { index, port } => {
+            wire::Ask::Endpoint { index, port } => {
                 (Which::Index { index, port: PortNum::new(port) }, Names::MAX)
             }
             // ibacm takes the number for that of the port, too, and finds endpoint N at port N alone.
-            Wanted::Counters(Of::Index(index)) => (Which::Index { index, port: None }, 0),
-            Wanted::Counters(Of::Address(Address::Ip(address))) => (Which::Address(address), 0),
-            Wanted::Counters(Of::Address(Address::Name(_)) | Of::Service) | Wanted::Resolve(_) => {
+            wire::Ask::Counters(Of::Index(index)) => (Which::Index { index, port: None }, 0),
+            wire::Ask::Counters(Of::Address(Address::Ip(address))) => (Which::Address(address), 0),
+            wire::Ask::Counters(Of::Address(Address::Name(_)) | Of::Service)
+            | wire::Ask::Resolve(_) => {
                 return self.reply(client, &request, &Reply::Refused(Status::SourceAddress));
             }
         };
@@ -52,7 +51,7 @@ impl Acm {
         let addresses = found.iter().flat_map(|(_, addresses)| addresses);
         let names: Vec<_> = addresses.filter_map(|it| Name::new(&it.to_string())).collect();
         let reply = match (request.ask, found) {
-            (Wanted::Counters(_), Some((found, _))) => {
+            (wire::Ask::Counters(_), Some((found, _))) => {
                 let counters = self.by_port.get(&found.port);
                 Reply::Counters(counters.map_or_else(|| seven(&Counters::default()), seven))
             }
@@ -60,7 +59,7 @@ impl Acm {
                 Some(names) => Reply::Endpoint(found.endpoint, names),
                 None => Reply::Refused(Status::NoMemory),
             },
-            (Wanted::Counters(_), None) => Reply::Refused(Status::SourceAddress),
+            (wire::Ask::Counters(_), None) => Reply::Refused(Status::SourceAddress),
             (_, None) => Reply::Refused(Status::Invalid),
         };
         self.reply(client, &request, &reply);
@@ -68,9 +67,9 @@ impl Acm {
 }
 
 /// The counters that ibacm has.
-pub(super) fn seven(counters: &Counters<Counter>) -> Seven {
+pub(super) fn seven(counters: &Counters<Counter>) -> wire::Counters {
     let count = |counter| counters.get(counter).into();
-    Seven {
+    wire::Counters {
         errors: count(Counter::Failed),
         resolved: count(Counter::Requests),
         no_data: count(Counter::NoData),

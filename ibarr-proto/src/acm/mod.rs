@@ -27,7 +27,7 @@ use core::net::IpAddr;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, PKey};
 use ibarr_common::wire::acm::{
-    Address, Ask as Wanted, Error, Name, Of, Reply, Request, Resolve, Status, refusal,
+    self as wire, Address, Error, Name, Of, Reply, Request, Resolve, Status, refusal,
 };
 use ibarr_common::wire::ls::PathUse;
 use ibarr_common::wire::sa::PathQuery;
@@ -414,11 +414,11 @@ impl Acm {
             Err(error) => return self.misread(client, bytes, error),
         };
         match request.ask {
-            Wanted::Resolve(resolve) => self.resolve(now, client, user, request, resolve),
-            Wanted::Counters(Of::Service) => {
+            wire::Ask::Resolve(resolve) => self.resolve(now, client, user, request, resolve),
+            wire::Ask::Counters(Of::Service) => {
                 self.reply(client, &request, &Reply::Counters(seven(&self.counters)));
             }
-            Wanted::Counters(_) | Wanted::Endpoint { .. } => {
+            wire::Ask::Counters(_) | wire::Ask::Endpoint { .. } => {
                 self.seek_endpoint(now, client, user, request);
             }
         }

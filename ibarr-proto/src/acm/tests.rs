@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use ibarr_common::ib::{PathRecord, PortNum};
-use ibarr_common::wire::acm::{Counters as Seven, MAX_REQUEST_LEN, Name, Tid};
+use ibarr_common::wire::acm::{self as wire, MAX_REQUEST_LEN, Name, Tid};
 use ibarr_common::wire::path_record::PathRecordWire;
 use proptest::prelude::*;
 
@@ -51,7 +51,7 @@ impl Rig {
         rig
     }
 
-    fn ask(&mut self, client: ClientId, ask: Wanted) {
+    fn ask(&mut self, client: ClientId, ask: wire::Ask) {
         let request = Request { tid: Tid([9; 8]), ask };
         let mut out = [0; MAX_REQUEST_LEN];
         let bytes = request.emit(&mut out);
@@ -63,7 +63,7 @@ impl Rig {
     }
 
     fn resolve(&mut self, resolve: Resolve) {
-        self.ask(CLIENT, Wanted::Resolve(resolve));
+        self.ask(CLIENT, wire::Ask::Resolve(resolve));
     }
 
     /// The reply to [`CLIENT`], which is the only output.
@@ -348,7 +348,7 @@ fn user_with_too_many_clients_leaves_room_for_others() {
     assert_eq!(connect(&mut rig, 2, USER), close(2));
     assert_eq!(connect(&mut rig, 3, User(1001)), None);
     // Another one takes the oldest of the user with most, which is not the one that has asked since.
-    rig.ask(CLIENT, Wanted::Counters(Of::Service));
+    rig.ask(CLIENT, wire::Ask::Counters(Of::Service));
     rig.acm.poll_output();
     assert_eq!(connect(&mut rig, 4, User(1002)), close(1));
     assert_eq!(connect(&mut rig, 5, User::ROOT), None);
@@ -370,7 +370,7 @@ fn half_a_message_is_waited_for_as_long_as_an_answer() {
     // Another byte gives no more time.
     rig.acm.handle_input(NOW + Duration::from_secs(1), Input::Part { client: CLIENT });
     assert_eq!(rig.acm.poll_timeout(), Some(due));
-    rig.ask(CLIENT, Wanted::Counters(Of::Service));
+    rig.ask(CLIENT, wire::Ask::Counters(Of::Service));
     assert!(rig.told().is_some() && rig.acm.poll_timeout().is_none());
     rig.acm.handle_input(NOW, Input::Part { client: CLIENT });
     rig.acm.handle_timeout(due);
@@ -388,7 +388,7 @@ fn bytes_that_are_no_request_end_the_connection_and_wrong_requests_do_not() {
     rig.acm.handle_input(NOW, Input::Message { client: CLIENT, bytes: &bytes });
     assert_eq!(rig.acm.poll_output(), Some(Output::Close(CLIENT)));
     rig.acm.handle_input(NOW, Input::Connected { client: CLIENT, user: USER });
-    let request = Request { tid: Tid([9; 8]), ask: Wanted::Resolve(to("10.2.0.5")) };
+    let request = Request { tid: Tid([9; 8]), ask: wire::Ask::Resolve(to("10.2.0.5")) };
     let mut out = [0; MAX_REQUEST_LEN];
     let len = request.emit(&mut out).len();
     // The group 224.0.0.0 has no GID.
@@ -417,7 +417,7 @@ fn name_is_looked_up_once_and_then_remembered() {
     let other = ClientId(8);
     rig.acm.handle_input(NOW, Input::Connected { client: other, user: USER });
     rig.resolve(Resolve::to(None, name("node5")));
-    rig.ask(other, Wanted::Resolve(Resolve::to(None, name("NODE5"))));
+    rig.ask(other, wire::Ask::Resolve(Resolve::to(None, name("NODE5"))));
     named(&mut rig, "node5", &["127.0.1.1", "10.2.0.5", "fd00::5"]);
     assert_eq!(rig.routed(Some("10.1.0.1")), ip("10.2.0.5"));
     let asks = || rig.acm.poll_event();
@@ -488,7 +488,7 @@ fn slow_name_costs_only_its_own_client_the_deadline() {
     assert_eq!(rig.acm.poll_output(), None);
     let other = ClientId(8);
     rig.acm.handle_input(rig.now, Input::Connected { client: other, user: USER });
-    rig.ask(other, Wanted::Resolve(to("10.2.0.5")));
+    rig.ask(other, wire::Ask::Resolve(to("10.2.0.5")));
     assert!(matches!(rig.acm.poll_output(), Some(Output::Route(_))));
     // Too late for the first, but not for the second.
     let addresses = &[ip("10.2.0.6")];
@@ -502,7 +502,7 @@ fn ask_names(acm: &mut Acm, now: Instant, user: User, names: &str, count: u64) -
     for n in 0..count {
         let client = ClientId(u64::from(user.0) * 1000 + n);
         acm.handle_input(now, Input::Connected { client, user });
-        let ask = Wanted::Resolve(Resolve::to(None, name(&format!("{names}{n}"))));
+        let ask = wire::Ask::Resolve(Resolve::to(None, name(&format!("{names}{n}"))));
         let bytes = Request { tid: Tid([9; 8]), ask }.emit(&mut out);
         acm.handle_input(now, Input::Message { client, bytes });
     }
@@ -613,8 +613,8 @@ fn counters_are_those_of_the_requests() {
     let id = rig.until_path(to("10.2.0.5"));
     rig.acm.path(id, found());
     rig.told();
-    rig.ask(CLIENT, Wanted::Counters(Of::Service));
-    let expected = Seven {
+    rig.ask(CLIENT, wire::Ask::Counters(Of::Service));
+    let expected = wire::Counters {
         errors: 0.into(),
         resolved: 1.into(),
         no_data: 0.into(),
@@ -681,7 +681,7 @@ proptest! {
                         to("10.2.0.5")
                     };
                     let resolve = if from_memory { resolve.from_memory() } else { resolve };
-                    let ask = Wanted::Resolve(resolve);
+                    let ask = wire::Ask::Resolve(resolve);
                     let mut out = [0; MAX_REQUEST_LEN];
                     let bytes = Request { tid: Tid::default(), ask }.emit(&mut out);
                     waiting.insert(client, now + Duration::from_secs(2));

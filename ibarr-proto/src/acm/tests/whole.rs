@@ -4,7 +4,7 @@
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{FlowLabel, Guid, Lid, Mtu, PacketLifeTime, PortNum, Rate, Sl};
-use ibarr_common::wire::acm::{Endpoint, Names};
+use ibarr_common::wire::acm::{self as wire, Endpoint, Names};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa;
 use ibarr_common::wire::umad::PKeyIndex;
@@ -150,7 +150,7 @@ impl Whole {
     }
 
     /// The reply to a request, and how long the client has waited for it.
-    fn ask(&mut self, ask: Wanted) -> Vec<u8> {
+    fn ask(&mut self, ask: wire::Ask) -> Vec<u8> {
         let mut out = [0; MAX_REQUEST_LEN];
         let bytes = Request { tid: Tid([9; 8]), ask }.emit(&mut out);
         self.acm(Input::Message { client: CLIENT, bytes });
@@ -165,7 +165,7 @@ impl Whole {
 
     /// Number, port, P_Key and addresses of an endpoint.
     fn endpoint(&mut self, index: u8, port: u8) -> Result<(Endpoint, Vec<String>), Status> {
-        let bytes = self.ask(Wanted::Endpoint { index, port });
+        let bytes = self.ask(wire::Ask::Endpoint { index, port });
         assert_eq!((bytes[2] == 0, bytes[3]), (bytes.len() > 16, index));
         match Reply::parse(&bytes).unwrap() {
             (_, Reply::Endpoint(endpoint, names)) => {
@@ -178,7 +178,7 @@ impl Whole {
 
     /// Counters: requests, and paths from the SA.
     fn counters(&mut self, of: Of) -> Result<(u64, u64), Status> {
-        match Reply::parse(&self.ask(Wanted::Counters(of))).unwrap() {
+        match Reply::parse(&self.ask(wire::Ask::Counters(of))).unwrap() {
             (_, Reply::Counters(seven)) => Ok((seven.resolved.get(), seven.route_queries.get())),
             (_, Reply::Refused(status)) => Err(status),
             other => panic!("{other:?}"),
@@ -237,9 +237,9 @@ fn sa(question: &sa::Question) -> Option<sa::Answer> {
 #[test]
 fn lid_is_asked_for_each_time_with_all_known_fields() {
     let mut whole = Whole { answer: sa, ..Whole::ready() };
-    let to_lid = Wanted::Resolve(Resolve::along(fields(|path| path.dlid = 5.into())));
+    let to_lid = wire::Ask::Resolve(Resolve::along(fields(|path| path.dlid = 5.into())));
     let by_lids = fields(|path| (path.dlid, path.slid) = (5.into(), 1.into()));
-    let by_lids = Wanted::Resolve(Resolve::along(by_lids));
+    let by_lids = wire::Ask::Resolve(Resolve::along(by_lids));
     for ask in [to_lid, to_lid, by_lids] {
         let (path, source) = path_of(&whole.ask(ask)).unwrap();
         assert_eq!((path.dgid, path.pkey, source), (gid("fe80::5"), PKey::DEFAULT, None));
@@ -254,18 +254,18 @@ fn lid_is_asked_for_each_time_with_all_known_fields() {
     assert_eq!((third.slid(), third.pkey()), (Lid::new(1), Some(PKey::DEFAULT)));
     // What the SA has said of a LID is no answer to a question for a GID.
     let by_gid =
-        Wanted::Resolve(Resolve::along(fields(|path| path.dgid = gid("fe80::5").octets())));
+        wire::Ask::Resolve(Resolve::along(fields(|path| path.dgid = gid("fe80::5").octets())));
     assert!(path_of(&whole.ask(by_gid)).is_ok());
     assert_eq!(whole.asked.len(), 4);
     // The port has one LID, and no host LID 6.
-    let absent = Wanted::Resolve(Resolve::along(fields(|path| path.dlid = 6.into())));
+    let absent = wire::Ask::Resolve(Resolve::along(fields(|path| path.dlid = 6.into())));
     assert_eq!(path_of(&whole.ask(absent)), Err(Status::NoData));
     let foreign = fields(|path| (path.dlid, path.slid) = (5.into(), 2.into()));
     let mut whole = Whole { answer: sa, ..Whole::new() };
     whole.port(1, facts(1));
     whole.knows_itself(&[]);
     assert_eq!(
-        path_of(&whole.ask(Wanted::Resolve(Resolve::along(foreign)))),
+        path_of(&whole.ask(wire::Ask::Resolve(Resolve::along(foreign)))),
         Err(Status::SourceAddress)
     );
     assert_eq!(whole.asked, []);
@@ -275,7 +275,7 @@ fn lid_is_asked_for_each_time_with_all_known_fields() {
 fn client_that_does_not_wait_costs_the_sa_nothing() {
     let mut whole = Whole { answer: sa, ..Whole::ready() };
     let to_lid = Resolve::along(fields(|path| path.dlid = 5.into())).from_memory();
-    assert_eq!(path_of(&whole.ask(Wanted::Resolve(to_lid))), Err(Status::NoData));
+    assert_eq!(path_of(&whole.ask(wire::Ask::Resolve(to_lid))), Err(Status::NoData));
     whole.now += Duration::from_secs(3);
     whole.turn();
     assert_eq!((whole.asked.len(), whole.node.acm().load()), (0, (1, 0)));
@@ -288,22 +288,22 @@ fn question_to_the_sa_itself_bypasses_the_memory() {
         (path.dgid, path.sgid) = (gid("fe80::5").octets(), gid("fe80::1").octets());
     };
     let ask = Resolve::along(fields(ends));
-    assert!(path_of(&whole.ask(Wanted::Resolve(ask))).is_ok());
+    assert!(path_of(&whole.ask(wire::Ask::Resolve(ask))).is_ok());
     let known = fields(|path| {
         ends(path);
         path.mtu = 4;
     });
-    let bytes = whole.ask(Wanted::Resolve(Resolve::along(known).by_the_sa()));
+    let bytes = whole.ask(wire::Ask::Resolve(Resolve::along(known).by_the_sa()));
     // As long as the request.
     assert_eq!((path_of(&bytes).unwrap().0.dlid.get(), bytes.len()), (5, 88));
     assert_eq!(whole.asked[1..], [sa::Question::Known(PathQuery::known(known))]);
-    whole.ask(Wanted::Resolve(ask));
+    whole.ask(wire::Ask::Resolve(ask));
     assert_eq!(whole.asked.len(), 2, "the first answer is remembered");
-    whole.ask(Wanted::Resolve(ask.by_the_sa()));
+    whole.ask(wire::Ask::Resolve(ask.by_the_sa()));
     assert_eq!(whole.asked.len(), 3);
     // An SA that does not answer is no reason for an older answer.
     whole.answer = |_| None;
-    let bytes = whole.ask(Wanted::Resolve(ask.by_the_sa()));
+    let bytes = whole.ask(wire::Ask::Resolve(ask.by_the_sa()));
     assert_eq!(path_of(&bytes), Err(Status::TimedOut));
 }
 
@@ -313,22 +313,22 @@ fn listed_name_alone_starts_at_the_only_port_or_nowhere() {
     let name = |name| Address::Name(Name::new(name).unwrap());
     let hosts = [(name("here"), gid("fe80::1")), (name("there"), gid("fe80::5"))];
     whole.node.set_acm_hosts(Hosts::new(&hosts).0);
-    let alone = Wanted::Resolve(Resolve::to(None, name("there")));
+    let alone = wire::Ask::Resolve(Resolve::to(None, name("there")));
     assert_eq!(path_of(&whole.ask(alone)).unwrap().0.sgid, gid("fe80::1"));
     whole.port(2, facts(2));
     // As ibacm says.
     assert_eq!(path_of(&whole.ask(alone)), Err(Status::DestinationType));
-    let from = Wanted::Resolve(Resolve::to(Some(name("here")), name("there")));
+    let from = wire::Ask::Resolve(Resolve::to(Some(name("here")), name("there")));
     assert_eq!(path_of(&whole.ask(from)).unwrap().0.sgid, gid("fe80::1"));
     let to_gid = Resolve::along(fields(|path| path.dgid = gid("fe80::5").octets()));
-    assert_eq!(path_of(&whole.ask(Wanted::Resolve(to_gid))).unwrap().0.sgid, gid("fe80::1"));
+    assert_eq!(path_of(&whole.ask(wire::Ask::Resolve(to_gid))).unwrap().0.sgid, gid("fe80::1"));
 }
 
 #[test]
 fn address_that_names_no_interface_is_no_end_of_a_path() {
     let mut whole = Whole { answer: sa, ..Whole::ready() };
     let ask = |source: &str, target: &str| {
-        Wanted::Resolve(Resolve::to(Some(Address::Ip(ip(source))), Address::Ip(ip(target))))
+        wire::Ask::Resolve(Resolve::to(Some(Address::Ip(ip(source))), Address::Ip(ip(target))))
     };
     for (source, target, status) in [
         ("0.0.0.0", "10.1.0.1", Status::Invalid),
@@ -388,10 +388,10 @@ fn path_starts_in_the_partition_of_the_sources_interface() {
     let mut whole = Whole { answer: sa, ..Whole::ready() };
     let source = Some(Address::Ip(ip("10.3.0.1")));
     let resolve = Resolve::to(source, Address::Ip(ip("10.3.0.1")));
-    let (path, _) = path_of(&whole.ask(Wanted::Resolve(resolve))).unwrap();
+    let (path, _) = path_of(&whole.ask(wire::Ask::Resolve(resolve))).unwrap();
     assert_eq!(path.pkey, pkey(0x0001));
     let resolve = Resolve::to(None, Address::Ip(ip("10.3.0.1")));
-    let (path, source) = path_of(&whole.ask(Wanted::Resolve(resolve))).unwrap();
+    let (path, source) = path_of(&whole.ask(wire::Ask::Resolve(resolve))).unwrap();
     assert_eq!((path.pkey, source), (PKey::DEFAULT, Some(Address::Ip(ip("10.1.0.1")))));
 }
 
@@ -423,13 +423,13 @@ fn path_to_the_own_port_needs_no_sa() {
         (Resolve::to(Some(own), own), None),
         (to_gid, None),
     ] {
-        assert_eq!(path_of(&whole.ask(Wanted::Resolve(resolve))), Ok((expected, source)));
+        assert_eq!(path_of(&whole.ask(wire::Ask::Resolve(resolve))), Ok((expected, source)));
     }
     // A partition that the port has not is for the SA to refuse, which is not there.
     let absent = fields(|path| {
         (path.dgid, path.pkey) = (gid("fe80::1").octets(), 0x8002.into());
     });
-    let bytes = whole.ask(Wanted::Resolve(Resolve::along(absent)));
+    let bytes = whole.ask(wire::Ask::Resolve(Resolve::along(absent)));
     assert_eq!(path_of(&bytes), Err(Status::NotConnected));
     assert_eq!(whole.asked, []);
 }
@@ -466,7 +466,7 @@ fn endpoint_has_as_many_addresses_as_a_reply_can_have() {
     whole.port(1, facts(1));
     let many: Vec<_> = (0..2000).map(|n| format!("10.2.{}.{}", n / 250, 1 + n % 250)).collect();
     whole.knows_itself(&many);
-    let bytes = whole.ask(Wanted::Endpoint { index: 1, port: 1 });
+    let bytes = whole.ask(wire::Ask::Endpoint { index: 1, port: 1 });
     assert_eq!(bytes.len(), 16 + 80 + 64 * Names::MAX);
     let (_, addresses) = whole.endpoint(1, 1).unwrap();
     assert_eq!((addresses.len(), addresses[0].as_str()), (Names::MAX, "10.1.0.1"));
@@ -483,7 +483,7 @@ fn counters_of_an_endpoint_are_those_of_its_port() {
         ..PathRecord::from_octets([0; 64]).into()
     };
     // The SA does not answer.
-    whole.ask(Wanted::Resolve(Resolve::along(known.into())));
+    whole.ask(wire::Ask::Resolve(Resolve::along(known.into())));
     for of in [Of::Service, Of::Index(1), Of::Index(2), address("10.1.0.1"), address("10.3.0.1")] {
         assert_eq!(whole.counters(of), Ok((1, 0)), "{of:?}");
     }
@@ -500,7 +500,7 @@ fn endpoints_are_described_once_the_node_knows_its_addresses() {
     let mut whole = Whole::new();
     whole.port(1, facts(1));
     let mut out = [0; MAX_REQUEST_LEN];
-    let ask = Wanted::Endpoint { index: 1, port: 1 };
+    let ask = wire::Ask::Endpoint { index: 1, port: 1 };
     let bytes = Request { tid: Tid([9; 8]), ask }.emit(&mut out);
     whole.acm(Input::Message { client: CLIENT, bytes });
     assert_eq!(whole.replies.len(), 0);
