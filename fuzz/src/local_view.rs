@@ -14,8 +14,8 @@ use ibarr_proto::local_view::routing::{Route, RouteBack, Via, Way, WayBack};
 use ibarr_proto::local_view::rules::{Action, Rule, Selects, Traffic};
 use ibarr_proto::local_view::{
     AltNames, Bonding, Config, Dad, Event, HwAddr, Input, InterfaceAddress, InterfaceFilter,
-    InterfaceName, Limits, Link, LinkHeader, LinkType, LocalView, Owned, Served, StaticGid,
-    StaticGids, Subject,
+    InterfaceName, Limits, Link, LinkHeader, LinkType, LocalView, Owned, ServedInterface,
+    StaticGid, StaticGids, Subject,
 };
 use ipnet::IpNet;
 
@@ -99,7 +99,7 @@ fn run(script: &[u8]) -> Vec<String> {
 #[derive(Default)]
 struct Told {
     owned: BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
-    served: BTreeMap<IfIndex, Served>,
+    served: BTreeMap<IfIndex, ServedInterface>,
     routes: BTreeMap<(IfIndex, IpNet), Via>,
     neighbours: BTreeMap<(IfIndex, IpAddr), Neighbour>,
 }

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use super::neighbours::{Entry, MAX_NEIGHBOURS, Neighbour};
 use super::routing::{MAX_ROUTES, Route, RouteBack};
 use super::rules::Rule;
-use super::{AddressId, Dad, InterfaceAddress, InterfaceName, Link, LinkType, Served};
+use super::{AddressId, Dad, InterfaceAddress, InterfaceName, Link, LinkType, ServedInterface};
 
 /// Bounds on the copy of the kernel's tables. An entry beyond a bound is dropped and counted; the
 /// next dump offers it again.
@@ -118,7 +118,7 @@ pub enum Event {
     /// An address is no longer ours; with its last state.
     Removed(Owned),
     /// An interface is served, or its state as a served interface has changed.
-    Served(Served),
+    Served(ServedInterface),
     /// An interface is no longer served.
     NotServed(IfIndex),
     /// A served interface has a route to this prefix, or the prefix inside such a route leads

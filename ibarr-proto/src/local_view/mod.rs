@@ -16,7 +16,7 @@
 //!   wherever the query arrives: the responder in the kernel knows one GID per address;
 //! * a link-local IPv6 address is a different address on each interface.
 //!
-//! The kernel answers peers on the [`Served`] interfaces: those that are up, of type Ethernet or
+//! The kernel answers peers on the [`ServedInterface`] interfaces: those that are up, of type Ethernet or
 //! InfiniBand, no slave, and either selected by the filter or the owner of an address that has a
 //! GID. On such an interface it answers the sources to which replies leave by the same interface,
 //! according to the [routes](routing). If the program has to know next hops, the view also reports
@@ -58,7 +58,7 @@ use self::reread::Reread;
 use self::routing::{NoWayBack, RouteBack, RoutesBack, Routing, WayBack};
 use self::rules::Diverted;
 use self::served::{Change, Serving};
-pub use self::served::{LinkHeader, Served};
+pub use self::served::{LinkHeader, ServedInterface};
 pub use self::types::{
     AddressId, AltNames, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
@@ -311,7 +311,7 @@ impl LocalView {
     }
 
     /// Every served interface, as of the last [`poll_event`](Self::poll_event).
-    pub fn served(&self) -> impl Iterator<Item = &Served> {
+    pub fn served(&self) -> impl Iterator<Item = &ServedInterface> {
         self.serving.iter()
     }
 
@@ -552,10 +552,10 @@ impl LocalView {
             let [ipv4, ipv6] = way_back.unwrap_or([WayBack::None(NoWayBack::Vrf); 2]);
             let Link { ifindex, name, altnames, hwaddr, .. } = *link;
             let vrf = link.vrf.and_then(|vrf| Some(self.inventory.link(vrf)?.name));
-            (ifindex, Served { ifindex, name, altnames, vrf, header, hwaddr, ipv4, ipv6 })
+            (ifindex, ServedInterface { ifindex, name, altnames, vrf, header, hwaddr, ipv4, ipv6 })
         });
         let served: BTreeMap<_, _> = served.collect();
-        let wants = |served: &&Served| {
+        let wants = |served: &&ServedInterface| {
             served.header == LinkHeader::Ipoib && self.config.neighbours.includes(served)
         };
         let followed = served.values().filter(wants).map(|served| served.ifindex).collect();

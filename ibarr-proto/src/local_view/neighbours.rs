@@ -32,7 +32,7 @@ use crate::timer::Timers;
 
 use super::inventory::overrule;
 use super::reread::Reread;
-use super::{Counter, HwAddr, Pattern, Request, Served, Subject};
+use super::{Counter, HwAddr, Pattern, Request, ServedInterface, Subject};
 
 /// Maximum number of neighbours. The daemon answers all others.
 pub const MAX_NEIGHBOURS: usize = 1 << 15;
@@ -122,7 +122,7 @@ impl Selection {
         self.otherwise || self.on.iter().any(|(_, wanted)| *wanted)
     }
 
-    pub(super) fn includes(&self, served: &Served) -> bool {
+    pub(super) fn includes(&self, served: &ServedInterface) -> bool {
         let names = (&served.name, &served.altnames);
         let found = self.on.iter().find(|(pattern, _)| pattern.matches(names.0, names.1));
         found.map_or(self.otherwise, |(_, wanted)| *wanted)

@@ -12,7 +12,7 @@ use super::{AltNames, HwAddr, InterfaceName};
 /// An interface on which the kernel answers peers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
-pub struct Served {
+pub struct ServedInterface {
     pub ifindex: IfIndex,
     pub name: InterfaceName,
     pub altnames: AltNames,
@@ -50,8 +50,8 @@ impl LinkHeader {
 /// The served interfaces, and those last reported.
 #[derive(Debug, Default)]
 pub(super) struct Serving {
-    now: BTreeMap<IfIndex, Served>,
-    told: BTreeMap<IfIndex, Served>,
+    now: BTreeMap<IfIndex, ServedInterface>,
+    told: BTreeMap<IfIndex, ServedInterface>,
     /// Interfaces that may differ from `told`.
     untold: BTreeSet<IfIndex>,
 }
@@ -60,17 +60,17 @@ pub(super) struct Serving {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "it is passed on at once, and not kept")]
 pub(super) enum Change {
-    Served(Served),
+    Served(ServedInterface),
     NotServed(IfIndex),
 }
 
 impl Serving {
-    pub(super) fn set(&mut self, now: BTreeMap<IfIndex, Served>) {
+    pub(super) fn set(&mut self, now: BTreeMap<IfIndex, ServedInterface>) {
         self.untold.extend(self.told.keys().chain(now.keys()));
         self.now = now;
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Served> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &ServedInterface> {
         self.now.values()
     }
 

@@ -8,7 +8,7 @@ use super::maps::MapUpdate;
 use super::routes;
 use crate::local_view::neighbours;
 use crate::local_view::routing::WayBack;
-use crate::local_view::{Event as Fact, Owned, Served};
+use crate::local_view::{Event as Fact, Owned, ServedInterface};
 
 /// The update of the maps that a change of the view causes.
 pub(super) fn update(fact: &Fact) -> MapUpdate {
@@ -39,7 +39,7 @@ pub(super) fn next_hop(there: &neighbours::Neighbour) -> (NeighbourKey, Neighbou
     (key, Neighbour::new(&key, there.hwaddr))
 }
 
-fn interface(served: &Served) -> Interface {
+fn interface(served: &ServedInterface) -> Interface {
     let switch = |way_back, all, routed| match way_back {
         WayBack::All => all,
         WayBack::Routed => routed,

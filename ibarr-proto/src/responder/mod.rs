@@ -37,7 +37,7 @@ use self::work::{Outcome, Wanted, Wish};
 use crate::Fault;
 use crate::counters::Counters;
 use crate::ip2gid::Prefixes;
-use crate::local_view::{Event as Fact, LocalView, Served};
+use crate::local_view::{Event as Fact, LocalView, ServedInterface};
 use crate::retry::Repair;
 
 /// Keeps programs and maps equal to the local view.
@@ -84,7 +84,7 @@ pub struct Responder {
 /// An interface that is served.
 #[derive(Clone, Debug)]
 struct Slot {
-    served: Served,
+    served: ServedInterface,
     state: State,
     wish: Wish,
     repair: Repair,
@@ -523,7 +523,7 @@ impl Responder {
         *self = Self { settings, allow, life, wish, closes, counters, events, ..Self::default() };
     }
 
-    fn serve(&mut self, served: &Served) {
+    fn serve(&mut self, served: &ServedInterface) {
         let slot = self.interfaces.entry(served.ifindex).or_insert_with(|| {
             self.wish.0 += 1;
             let (repair, repair_at) = (Repair::default(), None);

@@ -9,7 +9,7 @@ use core::time::Duration;
 use super::work::{Hook, Mode};
 use crate::ip2gid::client;
 use crate::local_view::neighbours;
-use crate::local_view::{LinkHeader, Pattern, Served};
+use crate::local_view::{LinkHeader, Pattern, ServedInterface};
 
 /// The administrator's settings.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -52,7 +52,7 @@ impl Settings {
         }
     }
 
-    pub(super) fn mode_on(&self, served: &Served) -> Mode {
+    pub(super) fn mode_on(&self, served: &ServedInterface) -> Mode {
         let names = (&served.name, &served.altnames);
         let found = self.on.iter().find(|(pattern, _)| pattern.matches(names.0, names.1));
         found.map_or(self.mode, |(_, mode)| *mode)

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use ibarr_common::IfIndex;
 
 use crate::Fault;
-use crate::local_view::{LinkHeader, Served};
+use crate::local_view::{LinkHeader, ServedInterface};
 
 /// A step of a [`Work`]. Each may take long: the verifier is slow, and attaching takes a lock that every
 /// change of the network takes.
@@ -17,9 +17,9 @@ use crate::local_view::{LinkHeader, Served};
 pub enum Step {
     /// Say whether our program is still attached. If another variant of it is wanted now, replace it
     /// without a gap; on failure the old one stays, and the next look tries again.
-    Look(Served, Hook),
+    Look(ServedInterface, Hook),
     /// Attach our program, or replace an older one without a gap.
-    Attach(Served, Hook),
+    Attach(ServedInterface, Hook),
     /// Detach our program, if it is attached.
     Detach(IfIndex, Hook),
     /// Remove what remains of other layouts; only our programs are attached.
@@ -82,7 +82,7 @@ pub struct Work {
 /// An interface that needs a program.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Wanted {
-    pub(super) served: Served,
+    pub(super) served: ServedInterface,
     /// Returned with the outcome, which applies to this wish and no later one.
     pub(super) wish: Wish,
     /// The hooks to try, the best first.

@@ -19,7 +19,7 @@ use aya::programs::{
     Link, LinkOrder, ProgramError, SchedClassifier, TcAttachType, TcError, Xdp, XdpMode,
 };
 use ibarr_common::IfIndex;
-use ibarr_proto::local_view::Served;
+use ibarr_proto::local_view::ServedInterface;
 use ibarr_proto::responder::Hook;
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use thiserror::Error;
@@ -70,7 +70,7 @@ pub(super) const FILTER: &str = "ip2gid_tc";
 
 pub(super) fn attach_tcx(
     pins: &Pins,
-    interface: &Served,
+    interface: &ServedInterface,
     program: &mut SchedClassifier,
 ) -> Result<(), Error> {
     let path = pins.hook(interface.ifindex, Hook::Tcx);
@@ -96,7 +96,7 @@ pub(super) fn attach_tcx(
 
 pub(super) fn attach_xdp(
     pins: &Pins,
-    interface: &Served,
+    interface: &ServedInterface,
     hook: Hook,
     program: &mut Xdp,
 ) -> Result<(), Error> {
@@ -123,7 +123,7 @@ pub(super) fn attach_xdp(
 
 pub(super) fn attach_clsact(
     pins: &Pins,
-    interface: &Served,
+    interface: &ServedInterface,
     program: &mut SchedClassifier,
 ) -> Result<(), Error> {
     let name = name_of(interface.ifindex)?;

@@ -12,7 +12,7 @@ use std::{io, thread};
 
 use ibarr_common::map;
 use ibarr_proto::ip2gid::client::mirror::Element;
-use ibarr_proto::local_view::Served;
+use ibarr_proto::local_view::ServedInterface;
 use ibarr_proto::responder::{Done, Hook, Order, Step, WorkResult};
 use nix::net::if_::if_indextoname;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
@@ -304,7 +304,7 @@ impl Loader {
         Ok(true)
     }
 
-    fn look(&mut self, interface: &Served, hook: Hook) -> bool {
+    fn look(&mut self, interface: &ServedInterface, hook: Hook) -> bool {
         let ifindex = interface.ifindex;
         let wanted = self.wanted().ids().clone();
         if hooks::is_attached(&self.pins, ifindex, hook, &wanted) {
@@ -321,7 +321,7 @@ impl Loader {
         true
     }
 
-    fn attach(&mut self, interface: &Served, hook: Hook) -> Result<(), Error> {
+    fn attach(&mut self, interface: &ServedInterface, hook: Hook) -> Result<(), Error> {
         let programs = match &mut self.reporting {
             Some(reporting) if self.reports => &mut reporting.programs,
             _ => &mut self.programs,

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use aya::programs::{Program, ProgramError, SchedClassifier, SocketFilter, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use ibarr_common::map;
-use ibarr_proto::local_view::{LinkHeader, Served};
+use ibarr_proto::local_view::{LinkHeader, ServedInterface};
 use ibarr_proto::responder::Hook;
 
 use super::error::Error;
@@ -68,7 +68,7 @@ impl Programs {
     pub(super) fn attach(
         &mut self,
         pins: &Pins,
-        interface: &Served,
+        interface: &ServedInterface,
         hook: Hook,
     ) -> Result<(), Error> {
         match hook {

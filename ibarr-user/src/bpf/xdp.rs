@@ -5,7 +5,7 @@
 use std::io::{self, Cursor};
 
 use ibarr_common::IfIndex;
-use ibarr_proto::local_view::Served;
+use ibarr_proto::local_view::ServedInterface;
 use ibarr_proto::responder::Hook;
 use neli::FromBytesWithInput;
 use neli::consts::nl::NlmF;
@@ -42,7 +42,7 @@ pub enum Error {
 }
 
 /// Returns an error if XDP would answer wrongly on the interface.
-pub(super) fn check(interface: &Served, hook: Hook) -> Result<(), Error> {
+pub(super) fn check(interface: &ServedInterface, hook: Hook) -> Result<(), Error> {
     match ethtool::strips_vlan_tags(interface.name) {
         Ok(false) => {}
         Ok(true) => return Err(Error::StripsVlanTags(interface.name.to_string())),

@@ -194,7 +194,7 @@ impl Kernel {
 #[derive(Default)]
 struct Mirror(
     BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
-    BTreeMap<IfIndex, Served>,
+    BTreeMap<IfIndex, ServedInterface>,
     BTreeSet<IfIndex>,
 );
 
