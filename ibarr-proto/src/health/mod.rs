@@ -41,7 +41,7 @@ pub struct Health {
     /// When the next assessment may be; `None` before the start and after the end.
     due: Option<Instant>,
     assessed_at: Option<Instant>,
-    subsystems: BTreeMap<Subsystem, Verdict>,
+    subsystems: BTreeMap<Subsystem, Assessment>,
     reasons: BTreeMap<(Subsystem, Cause), Reason>,
     /// Ports that were active at some time: they are missed when they are down.
     once_active: BTreeSet<PortName>,
@@ -308,7 +308,7 @@ pub enum Event {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Verdict {
+struct Assessment {
     state: State,
     since: Instant,
 }
@@ -388,7 +388,7 @@ impl Health {
 
     /// Every subsystem, in order; empty before the first assessment.
     pub fn report(&self) -> impl Iterator<Item = Report<'_>> {
-        self.subsystems.iter().map(|(&subsystem, &Verdict { state, since })| {
+        self.subsystems.iter().map(|(&subsystem, &Assessment { state, since })| {
             let reasons = self.reasons_of(subsystem).collect();
             Report { subsystem, state, since, reasons }
         })
@@ -451,9 +451,10 @@ impl Health {
         self.subsystems.retain(|subsystem, _| subsystems.contains(subsystem));
         for &subsystem in subsystems {
             let state = self.state_of(subsystem);
-            let verdict = self.subsystems.entry(subsystem).or_insert(Verdict { state, since: now });
+            let verdict =
+                self.subsystems.entry(subsystem).or_insert(Assessment { state, since: now });
             if verdict.state != state {
-                *verdict = Verdict { state, since: now };
+                *verdict = Assessment { state, since: now };
             }
         }
     }
