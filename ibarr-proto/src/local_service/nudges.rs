@@ -15,7 +15,7 @@ use super::types::{
 /// One nudge covers all answers handed to the socket before it, so at most one is wanted at a time.
 #[derive(Debug, Default)]
 pub(super) struct Nudges {
-    wanted: Option<Wanted>,
+    wanted: Option<PendingNudge>,
     follow_up: Option<FollowUp>,
     last_at: Option<Instant>,
     last: Last,
@@ -41,7 +41,7 @@ enum Callers {
 
 /// There are answers that no nudge has covered.
 #[derive(Clone, Copy, Debug)]
-struct Wanted {
+struct PendingNudge {
     since: Instant,
     /// The time of the last such answer.
     last: Instant,
@@ -92,7 +92,7 @@ enum Last {
 
 #[derive(Clone, Copy, Debug)]
 enum Why {
-    Wanted(Wanted),
+    Wanted(PendingNudge),
     FollowUp(FollowUp),
     /// Its purpose has gone.
     Nothing,
@@ -104,8 +104,8 @@ impl Nudges {
             self.callers = Callers::Several;
         }
         self.wanted = Some(match self.wanted {
-            Some(wanted) => Wanted { last: now, is_single: false, ..wanted },
-            None => Wanted {
+            Some(wanted) => PendingNudge { last: now, is_single: false, ..wanted },
+            None => PendingNudge {
                 since: now,
                 last: now,
                 is_late: self.last_at.is_none_or(|last| now >= last + NUDGE_INTERVAL),
@@ -151,7 +151,7 @@ impl Nudges {
             return None;
         }
         let Some(wanted) = self.wanted else { return Some(self.follow_up?.due) };
-        let Wanted { since, last, is_late, is_single } = wanted;
+        let PendingNudge { since, last, is_late, is_single } = wanted;
         if self.last_one {
             return Some(since);
         }
@@ -207,7 +207,7 @@ impl Nudges {
         match (why, self.wanted) {
             (Why::Wanted(old), new) => {
                 let last = new.map_or(old.last, |new| new.last);
-                self.wanted = Some(Wanted { last, is_late: false, is_single: false, ..old });
+                self.wanted = Some(PendingNudge { last, is_late: false, is_single: false, ..old });
                 self.follow_up = None;
             }
             (Why::FollowUp(old), None) => {
