@@ -17,7 +17,7 @@ use crate::sa::PortIndex;
 
 /// The LIDs of hosts in the subnets, according to the remembered answers.
 pub(super) struct Lids {
-    said: HashMap<Host, Said, Seeded>,
+    said: HashMap<Host, HostAnswers, Seeded>,
 }
 
 /// The destination of a path, 10 bytes.
@@ -40,7 +40,7 @@ impl Host {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Said {
+struct HostAnswers {
     /// Number of remembered answers that lead to it.
     answers: u32,
     /// The latest epoch of these answers.
@@ -67,7 +67,7 @@ impl Lids {
         let Some((host, lid)) = leads_to(port, record, lmc) else { return };
         match self.said.entry(host) {
             Entry::Vacant(vacant) => {
-                vacant.insert(Said { answers: 1, epoch, lid: Some(lid) });
+                vacant.insert(HostAnswers { answers: 1, epoch, lid: Some(lid) });
             }
             Entry::Occupied(mut occupied) => {
                 let said = occupied.get_mut();
