@@ -68,7 +68,7 @@ use crate::timer::Timers;
 
 pub use bucket::DOUBT_SPREAD;
 pub use endpoints::{Endpoint, NoStart};
-pub use partial::{Choice, Chosen, Incomplete, PKeyNumber, Partial};
+pub use partial::{Choice, CompleteQuestion, Incomplete, PKeyNumber, Partial};
 pub use records::records;
 pub use types::{
     Answered, Cached, Config, Counter, Device, Event, Input, Load, NoPath, Outcome, PortChange,

@@ -40,7 +40,7 @@ ibarr_common::serde_as_number! {
 /// A complete question, and why its port was chosen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
-pub struct Chosen {
+pub struct CompleteQuestion {
     pub port: PortName,
     pub question: PathQuestion,
     /// The first of the reasons that apply.
@@ -93,7 +93,7 @@ impl Paths {
     ///
     /// # Errors
     /// There is no such port, or it has no GID.
-    pub fn chosen(&self, partial: &Partial) -> Result<Chosen, Incomplete> {
+    pub fn chosen(&self, partial: &Partial) -> Result<CompleteQuestion, Incomplete> {
         let Partial { dgid, sgid, port, pkey, .. } = *partial;
         let pkey = pkey.map(|PKeyNumber(pkey)| pkey);
         let (name, facts) = self.choose(port, sgid, None)?;
@@ -115,7 +115,7 @@ impl Paths {
             () if facts.sa().is_some() => Choice::FirstWithSa,
             () => Choice::First,
         };
-        Ok(Chosen { port: name, question, why })
+        Ok(CompleteQuestion { port: name, question, why })
     }
 
     /// Chooses what a query lacks: source, partition, and that the path is reversible. One that says nothing of its

@@ -9,7 +9,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
 use ibarr_proto::node::{self, Node};
-use ibarr_proto::paths::{self, Chosen, Outcome, Partial};
+use ibarr_proto::paths::{self, CompleteQuestion, Outcome, Partial};
 use ibarr_proto::request::{Freshness, UserRequest};
 use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
@@ -28,7 +28,7 @@ pub(super) struct PathAsks {
 #[derive(Debug)]
 struct Asked {
     at: Instant,
-    chosen: Chosen,
+    chosen: CompleteQuestion,
     to: oneshot::Sender<Response>,
 }
 
@@ -55,7 +55,7 @@ impl PathAsks {
         };
         self.last += 1;
         let id = UserRequest::Control(self.last);
-        let Chosen { port, question, .. } = chosen;
+        let CompleteQuestion { port, question, .. } = chosen;
         self.pending.insert(id, Asked { at: now, chosen, to });
         let deadline = now + DEADLINE;
         let freshness = if request.fresh { Freshness::Fresh } else { Freshness::Any };
@@ -85,8 +85,8 @@ pub(super) fn cached_path(now: Instant, entry: &paths::Cached) -> CachedPath {
     }
 }
 
-fn answer(chosen: &Chosen, outcome: Outcome, ms: Elapsed) -> PathAnswer {
-    let Chosen { port, question, why } = *chosen;
+fn answer(chosen: &CompleteQuestion, outcome: Outcome, ms: Elapsed) -> PathAnswer {
+    let CompleteQuestion { port, question, why } = *chosen;
     let (status, record, source, refusal) = outcome.parts();
     PathAnswer {
         port,
