@@ -57,7 +57,7 @@ use rand_core::SeedableRng as _;
 use self::cache::{Cache, Key, Remembered};
 use self::direct::Direct;
 use self::ports::{BEFORE, Change, Port, Ports};
-use self::snapshot::{Restored, Restoring, Snapshot, Step, Verdict, Walk};
+use self::snapshot::{RestoreResult, Restored, Restoring, Snapshot, Step, Walk};
 use crate::counters::Counters;
 use crate::hash::Seeded;
 use crate::request::Freshness;
@@ -406,7 +406,7 @@ impl Paths {
     /// The next result for a port of the snapshot.
     pub fn poll_restored(&mut self) -> Option<Restored> {
         let restored = self.restoring.poll_told()?;
-        if restored.verdict != Verdict::Taken {
+        if restored.verdict != RestoreResult::Taken {
             self.counters.add(Counter::NotRestored, restored.paths as u64);
         }
         Some(restored)

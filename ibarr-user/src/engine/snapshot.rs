@@ -9,7 +9,7 @@ use ibarr_common::Instant;
 use ibarr_proto::node::Node;
 use ibarr_proto::paths::{
     Paths,
-    snapshot::{Origin, Restored, Schedule, Verdict},
+    snapshot::{Origin, RestoreResult, Restored, Schedule},
 };
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
@@ -132,16 +132,18 @@ impl Snapshots {
 pub(super) fn tell_restored(node: &mut Node) {
     while let Some(Restored { port, paths, verdict, origin }) = node.poll_restored() {
         let what = match (verdict, origin) {
-            (Verdict::Taken, Origin::File) => "took over paths of a file",
-            (Verdict::Changed | Verdict::Absent, Origin::File) => {
+            (RestoreResult::Taken, Origin::File) => "took over paths of a file",
+            (RestoreResult::Changed | RestoreResult::Absent, Origin::File) => {
                 "paths of a file are discarded: the port has changed since it was read; reload"
             }
-            (Verdict::Taken, Origin::LastDaemon) => "took over paths of the last daemon",
-            (Verdict::Changed, Origin::LastDaemon) => {
+            (RestoreResult::Taken, Origin::LastDaemon) => "took over paths of the last daemon",
+            (RestoreResult::Changed, Origin::LastDaemon) => {
                 "paths of the last daemon are discarded: LID, GID, subnet manager or \
                  partitions of the port have changed"
             }
-            (Verdict::Absent, Origin::LastDaemon) => "paths of a port that does not become active",
+            (RestoreResult::Absent, Origin::LastDaemon) => {
+                "paths of a port that does not become active"
+            }
         };
         info!(%port, paths, "{what}");
     }

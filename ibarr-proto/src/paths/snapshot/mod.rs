@@ -49,7 +49,7 @@ use super::types::{PortFacts, PortName};
 use crate::sa::PortIndex;
 
 pub(super) use self::restoring::Restoring;
-pub use self::restoring::{Origin, Restored, Verdict};
+pub use self::restoring::{Origin, RestoreResult, Restored};
 pub use self::schedule::{Action, Schedule};
 pub use self::walk::{Step, Walk};
 

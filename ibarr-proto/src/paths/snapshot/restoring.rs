@@ -74,14 +74,14 @@ pub struct Restored {
     /// Number of its paths that have not expired.
     pub paths: usize,
     /// Whether they are usable.
-    pub verdict: Verdict,
+    pub verdict: RestoreResult,
     /// Where they come from.
     pub origin: Origin,
 }
 
 /// Whether paths that this daemon has not asked for are usable.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Verdict {
+pub enum RestoreResult {
     /// They are taken over in doubt, and used if the SA should be spared or is silent.
     Taken,
     /// They are dropped: the port has another LID, GID, subnet manager or partition.
@@ -144,10 +144,10 @@ impl Restoring {
                 Some((port, facts, epoch)) if Identity::of(facts).as_ref() == Some(&identity) => {
                     let ready = |entry| Ready { port, origin, epoch, entry };
                     self.ready.extend(entries.into_iter().map(ready));
-                    Verdict::Taken
+                    RestoreResult::Taken
                 }
-                Some(_) => Verdict::Changed,
-                None => Verdict::Absent,
+                Some(_) => RestoreResult::Changed,
+                None => RestoreResult::Absent,
             };
             self.told.push_back(Restored { port: name, paths, verdict, origin });
         }
@@ -169,9 +169,9 @@ impl Restoring {
             Some(epoch) => {
                 let ready = |entry| Ready { port: index, origin, epoch, entry };
                 self.ready.extend(entries.into_iter().map(ready));
-                Verdict::Taken
+                RestoreResult::Taken
             }
-            None => Verdict::Changed,
+            None => RestoreResult::Changed,
         };
         self.told.push_back(Restored { port, paths, verdict, origin });
     }
@@ -180,7 +180,7 @@ impl Restoring {
     pub(in super::super) fn take(&mut self, now: Instant) -> impl Iterator<Item = Ready> + use<> {
         if self.until <= now {
             for (port, (_, entries)) in core::mem::take(&mut self.waiting) {
-                let (paths, verdict) = (entries.len(), Verdict::Absent);
+                let (paths, verdict) = (entries.len(), RestoreResult::Absent);
                 let origin = Origin::LastDaemon;
                 self.told.push_back(Restored { port, paths, verdict, origin });
             }
