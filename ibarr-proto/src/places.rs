@@ -44,8 +44,8 @@ pub enum Full {
 #[derive(Debug)]
 pub struct Places<K> {
     room: Room,
-    held: BTreeMap<K, Place>,
-    /// The oldest first, by [`Place::listed`].
+    held: BTreeMap<K, Slot>,
+    /// The oldest first, by [`Slot::listed`].
     by_user: BTreeMap<User, BTreeSet<(u64, K)>>,
     /// The last one gives way: its user has most, and among such users its place is the oldest.
     ranks: BTreeSet<(usize, Reverse<u64>, User)>,
@@ -53,7 +53,7 @@ pub struct Places<K> {
 }
 
 #[derive(Debug)]
-struct Place {
+struct Slot {
     user: User,
     /// The number of its last sign of life.
     age: u64,
@@ -117,7 +117,7 @@ impl<K: Copy + Ord> Places<K> {
         }
         let age = self.next;
         self.next += 1;
-        self.held.insert(key, Place { user, age, listed: age });
+        self.held.insert(key, Slot { user, age, listed: age });
         self.change(user, |places| places.insert((age, key)));
         Ok(gone)
     }
@@ -132,7 +132,7 @@ impl<K: Copy + Ord> Places<K> {
 
     /// A place is free again.
     pub fn leave(&mut self, key: K) {
-        if let Some(Place { user, listed, .. }) = self.held.remove(&key) {
+        if let Some(Slot { user, listed, .. }) = self.held.remove(&key) {
             self.change(user, |places| places.remove(&(listed, key)));
         }
     }

@@ -26,7 +26,7 @@ struct Open {
 
 /// Room for one connection; dropping it releases the room.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Slot {
     connections: Connections,
     key: u64,
 }
@@ -41,7 +41,7 @@ impl Connections {
     ///
     /// # Errors
     /// If there is no room.
-    pub(crate) fn take(&self, user: User) -> Result<(Place, oneshot::Receiver<()>), Full> {
+    pub(crate) fn take(&self, user: User) -> Result<(Slot, oneshot::Receiver<()>), Full> {
         let mut open = self.open();
         let key = open.next;
         if let Some(gone) = open.places.take(user, key)? {
@@ -50,7 +50,7 @@ impl Connections {
         open.next += 1;
         let (stay, stays) = oneshot::channel();
         open.stay.insert(key, stay);
-        Ok((Place { connections: self.clone(), key }, stays))
+        Ok((Slot { connections: self.clone(), key }, stays))
     }
 
     /// How many there are.
@@ -64,14 +64,14 @@ impl Connections {
     }
 }
 
-impl Place {
+impl Slot {
     /// The connection has sent a request.
     pub(crate) fn touch(&self) {
         self.connections.open().places.touch(self.key);
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         let mut open = self.connections.open();
         open.places.leave(self.key);

@@ -29,7 +29,7 @@ use tracing::{debug, warn};
 
 use super::access::{Access, GroupId};
 use super::messages::{Failure, FailureKind, Request, Response};
-use super::places::{CONTROL, Connections, Place};
+use super::places::{CONTROL, Connections, Slot};
 use super::run_dir::{self, RunDir};
 use crate::causes::Fault;
 use crate::sys::clock;
@@ -247,7 +247,7 @@ impl Accepting {
         &mut self,
         mut stream: UnixStream,
         peer: Peer,
-        (place, stays): (Place, oneshot::Receiver<()>),
+        (place, stays): (Slot, oneshot::Receiver<()>),
     ) {
         let Control { access, counters, .. } = self.control.clone();
         let asks = self.asks.clone();
@@ -292,7 +292,7 @@ async fn converse(
     peer: Peer,
     access: &Access,
     asks: &mpsc::Sender<Ask>,
-    place: &Place,
+    place: &Slot,
 ) -> io::Result<()> {
     let (read, mut write) = stream.split();
     let mut read = BufReader::new(read);
