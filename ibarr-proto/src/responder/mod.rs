@@ -65,7 +65,7 @@ pub struct Responder {
     revokes: bool,
     /// The lease has to be renewed when all updates are done: the time now, and that of the last dump.
     renewal: Option<(Instant, Instant)>,
-    need: Need,
+    need: Pending,
     /// The driver has to close the maps.
     closes: bool,
     /// The dump of the view after which the attachments were last checked.
@@ -117,7 +117,7 @@ enum Writing {
 
 /// The pending work on programs.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
-enum Need {
+enum Pending {
     #[default]
     Nothing,
     /// Check whether others have removed a program.
@@ -153,7 +153,7 @@ impl Responder {
             _ => {}
         }
         if let Fact::Served(_) | Fact::NotServed(_) = fact {
-            self.need = Need::All;
+            self.need = Pending::All;
         }
         // Otherwise all maps will be filled from the view.
         if matches!(self.maps, Maps::Filling | Maps::Equal) || self.due.is_none() {
@@ -203,7 +203,7 @@ impl Responder {
                 }
                 // The guards change with the programs.
                 self.life.generation += 1;
-                self.need = self.need.max(Need::Look);
+                self.need = self.need.max(Pending::Look);
             }
         }
     }
@@ -228,7 +228,7 @@ impl Responder {
         // Check every few seconds, and after link events: a link can be detached, and an interface
         // can be replaced under the same index before we hear of its removal.
         if self.looked_after.replace(confirmed_at) != Some(confirmed_at) {
-            self.need = self.need.max(Need::Look);
+            self.need = self.need.max(Pending::Look);
         }
         if self.due.is_none_or(|due| due <= now) {
             self.due = Some(now);
@@ -297,7 +297,7 @@ impl Responder {
         if !self.wants_work() {
             return None;
         }
-        let need = core::mem::replace(&mut self.need, Need::Nothing);
+        let need = core::mem::replace(&mut self.need, Pending::Nothing);
         if core::mem::take(&mut self.gives_up) {
             return Some(Work::default());
         }
@@ -312,7 +312,7 @@ impl Responder {
                 State::Attached(hook) => Some(hook),
                 _ => None,
             };
-            if need == Need::Look && attached.is_none() {
+            if need == Pending::Look && attached.is_none() {
                 continue;
             }
             work.wanted.push(Wanted { served: slot.served, wish: slot.wish, hooks, attached });
@@ -323,7 +323,7 @@ impl Responder {
     fn wants_work(&self) -> bool {
         // A program without a lease answers nothing, and may replace one that does.
         let is_leased = self.maps == Maps::Equal && self.cfg.lease_end > 0;
-        self.gives_up || self.need > Need::Nothing && is_leased
+        self.gives_up || self.need > Pending::Nothing && is_leased
     }
 
     fn arranged(&mut self, now: Instant, done: WorkResult) {
@@ -482,7 +482,7 @@ impl Responder {
                 self.counters.count(Counter::LeaseRenewals);
                 self.due = Some(now + self.settings.lease / 3);
                 // An earlier failure may succeed now.
-                self.need = Need::All;
+                self.need = Pending::All;
             }
         }
     }
@@ -541,7 +541,7 @@ impl Responder {
     fn repair(&mut self, now: Instant) {
         for slot in self.interfaces.values_mut() {
             if slot.repair_at.take_if(|at| *at <= now).is_some() {
-                self.need = Need::All;
+                self.need = Pending::All;
             }
         }
     }
@@ -552,7 +552,7 @@ impl Responder {
             self.wish.0 += 1;
             (slot.state, slot.wish) = (State::Pending, self.wish);
         }
-        self.need = Need::All;
+        self.need = Pending::All;
     }
 }
 
