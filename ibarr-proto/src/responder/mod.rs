@@ -32,8 +32,8 @@ pub use self::life::{Blocked, Done, Kind, NotLoaded, Order};
 pub use self::maps::{AllowKey, MapElements, MapUpdate, RouteKey};
 pub use self::settings::{Counter, Settings};
 pub use self::types::{Event, Input, Output, State};
+use self::work::{Attachment, Outcome, Wish};
 pub use self::work::{Hook, Mode, Step, Work, WorkResult};
-use self::work::{Outcome, Wanted, Wish};
 use crate::Fault;
 use crate::counters::Counters;
 use crate::ip2gid::Prefixes;
@@ -315,7 +315,7 @@ impl Responder {
             if need == Pending::Look && attached.is_none() {
                 continue;
             }
-            work.wanted.push(Wanted { served: slot.served, wish: slot.wish, hooks, attached });
+            work.wanted.push(Attachment { served: slot.served, wish: slot.wish, hooks, attached });
         }
         Some(work)
     }

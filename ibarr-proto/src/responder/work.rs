@@ -76,12 +76,12 @@ ibarr_common::words! {
 /// The interfaces that need a program. All other attachments of ours are removed.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Work {
-    pub(super) wanted: Vec<Wanted>,
+    pub(super) wanted: Vec<Attachment>,
 }
 
 /// An interface that needs a program.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct Wanted {
+pub(super) struct Attachment {
     pub(super) served: ServedInterface,
     /// Returned with the outcome, which applies to this wish and no later one.
     pub(super) wish: Wish,
@@ -155,7 +155,7 @@ impl Work {
     }
 }
 
-impl Wanted {
+impl Attachment {
     fn attach(&self, carry_out: &mut impl FnMut(Step) -> Result<bool, Fault>) -> Outcome {
         if let Some(hook) = self.attached {
             let is_attached = carry_out(Step::Look(self.served, hook));
