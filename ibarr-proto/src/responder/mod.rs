@@ -32,7 +32,7 @@ pub use self::life::{Blocked, Done, Kind, NotLoaded, Order};
 pub use self::maps::{AllowKey, MapElements, MapUpdate, RouteKey};
 pub use self::settings::{Counter, Settings};
 pub use self::types::{Event, Input, Output, State};
-use self::work::{Attachment, Outcome, Wish};
+use self::work::{Attachment, Generation, Outcome};
 pub use self::work::{Hook, Mode, Step, Work, WorkResult};
 use crate::Fault;
 use crate::counters::Counters;
@@ -54,8 +54,8 @@ pub struct Responder {
     allow: Prefixes,
     life: Life,
     interfaces: BTreeMap<IfIndex, Slot>,
-    /// The last wish handed out.
-    wish: Wish,
+    /// The last generation handed out.
+    generation: Generation,
     maps: Maps,
     /// Updates that the driver has yet to take.
     updates: VecDeque<MapUpdate>,
@@ -86,7 +86,7 @@ pub struct Responder {
 struct Slot {
     served: ServedInterface,
     state: State,
-    wish: Wish,
+    generation: Generation,
     repair: Repair,
     /// When a program that others have removed is attached again.
     repair_at: Option<Instant>,
@@ -122,7 +122,7 @@ enum Pending {
     Nothing,
     /// Check whether others have removed a program.
     Look,
-    /// Attach and detach: the attachments may differ from the wish.
+    /// Attach and detach: the attachments may differ from the generation.
     All,
 }
 
@@ -315,7 +315,12 @@ impl Responder {
             if need == Pending::Look && attached.is_none() {
                 continue;
             }
-            work.wanted.push(Attachment { served: slot.served, wish: slot.wish, hooks, attached });
+            work.wanted.push(Attachment {
+                served: slot.served,
+                generation: slot.generation,
+                hooks,
+                attached,
+            });
         }
         Some(work)
     }
@@ -327,12 +332,12 @@ impl Responder {
     }
 
     fn arranged(&mut self, now: Instant, done: WorkResult) {
-        for (ifindex, wish, outcome) in done.interfaces {
+        for (ifindex, generation, outcome) in done.interfaces {
             match self.interfaces.get_mut(&ifindex) {
-                Some(slot) if slot.wish == wish => {
+                Some(slot) if slot.generation == generation => {
                     note(now, slot, outcome, &mut self.counters, &mut self.events);
                 }
-                // The wish has changed meanwhile, so there is new work.
+                // The generation has changed meanwhile, so there is new work.
                 _ => {}
             }
         }
@@ -519,20 +524,28 @@ impl Responder {
     /// Begins anew, with the counters.
     fn close(&mut self) {
         let closes = self.closes || self.maps != Maps::Closed;
-        let Self { settings, allow, life, wish, counters, events, .. } = core::mem::take(self);
-        *self = Self { settings, allow, life, wish, closes, counters, events, ..Self::default() };
+        let Self { settings, allow, life, generation, counters, events, .. } =
+            core::mem::take(self);
+        *self =
+            Self { settings, allow, life, generation, closes, counters, events, ..Self::default() };
     }
 
     fn serve(&mut self, served: &ServedInterface) {
         let slot = self.interfaces.entry(served.ifindex).or_insert_with(|| {
-            self.wish.0 += 1;
+            self.generation.0 += 1;
             let (repair, repair_at) = (Repair::default(), None);
-            Slot { served: *served, state: State::Pending, wish: self.wish, repair, repair_at }
+            Slot {
+                served: *served,
+                state: State::Pending,
+                generation: self.generation,
+                repair,
+                repair_at,
+            }
         });
         if (slot.served.name, slot.served.altnames) != (served.name, served.altnames) {
             // The choice of hooks may depend on the settings.
-            self.wish.0 += 1;
-            (slot.state, slot.wish) = (State::Pending, self.wish);
+            self.generation.0 += 1;
+            (slot.state, slot.generation) = (State::Pending, self.generation);
         }
         slot.served = *served;
     }
@@ -549,8 +562,8 @@ impl Responder {
     fn want_all_anew(&mut self) {
         for slot in self.interfaces.values_mut() {
             slot.repair_at = None;
-            self.wish.0 += 1;
-            (slot.state, slot.wish) = (State::Pending, self.wish);
+            self.generation.0 += 1;
+            (slot.state, slot.generation) = (State::Pending, self.generation);
         }
         self.need = Pending::All;
     }
