@@ -17,7 +17,7 @@ use super::pins::{self, Pins};
 
 /// The contents of all maps.
 #[derive(Clone, Debug)]
-pub(crate) struct Left {
+pub(crate) struct PinnedMaps {
     /// What the programs read.
     pub maps: Contents,
     /// Answers of peers, in the order of their questions.
@@ -28,7 +28,7 @@ pub(crate) struct Left {
 ///
 /// # Errors
 /// If the maps cannot be read.
-pub(crate) fn read(dir: &Path) -> Result<Option<Left>, Error> {
+pub(crate) fn read(dir: &Path) -> Result<Option<PinnedMaps>, Error> {
     let layout = pins::layout(dir, ABI_VERSION);
     match fs::symlink_metadata(&layout) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -36,7 +36,7 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Left>, Error> {
         Ok(_) => {
             let is_here = dir.join(pins::namespace()?).exists();
             let maps = Maps::open(&layout)?.contents(is_here)?;
-            Ok(Some(Left { maps, learned: Mirror::open(&layout)?.elements()? }))
+            Ok(Some(PinnedMaps { maps, learned: Mirror::open(&layout)?.elements()? }))
         }
     }
 }

@@ -39,7 +39,7 @@ use tracing::{debug, info, warn};
 pub(crate) use ibarr_proto::responder::{Blocked, Counter, Hook, Mode, Settings, State};
 
 pub(crate) use self::error::Error;
-pub(crate) use self::left::{Detached, Left, detach, read};
+pub(crate) use self::left::{Detached, PinnedMaps, detach, read};
 pub(crate) use self::loader::{Options, Progress};
 #[cfg(test)]
 pub(crate) use self::names::prefix as pin_prefix;

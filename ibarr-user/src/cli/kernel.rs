@@ -57,7 +57,7 @@ pub(super) fn detach(dir: &Path, json: bool) -> Exit {
     ask::show(Body::Done { done }, json)
 }
 
-fn document(left: &bpf::Left) -> KernelMaps {
+fn document(left: &bpf::PinnedMaps) -> KernelMaps {
     const ALL_IPV4: u32 = Interface::ANSWER_IPV4;
     const ALL_IPV6: u32 = Interface::ANSWER_IPV6;
     const ROUTED_IPV4: u32 = Interface::ROUTED_IPV4;
