@@ -11,7 +11,7 @@ use ibarr_common::map::{GidKey, OwnBit};
 
 /// The addresses in the GID cache, ordered by their bits.
 #[derive(Debug)]
-pub(super) struct Own<W> {
+pub(super) struct OwnAddresses<W> {
     words: W,
     held: BTreeSet<(OwnBit, [u8; 16], u32)>,
 }
@@ -32,7 +32,7 @@ impl<D: Borrow<MapData> + BorrowMut<MapData>> Words for Array<D, u64> {
     }
 }
 
-impl<W: Words> Own<W> {
+impl<W: Words> OwnAddresses<W> {
     /// For an empty cache.
     pub(super) fn new(words: W) -> Self {
         Self { words, held: BTreeSet::new() }
@@ -104,7 +104,7 @@ mod tests {
         let keys = keys();
         let changes = prop::collection::vec((any::<bool>(), 0..keys.len()), 0..500);
         proptest!(|(changes in changes)| {
-            let mut own = Own::new(BTreeMap::new());
+            let mut own = OwnAddresses::new(BTreeMap::new());
             let mut cache = HashSet::new();
             for (add, index) in changes {
                 let key = keys[index];
