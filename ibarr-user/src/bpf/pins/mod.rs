@@ -131,11 +131,11 @@ impl Pins {
     /// Makes the directory on a bpffs, locks it and marks it.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         mount::make_on_bpffs(path)?;
-        let Some(place) = Place::find(path)? else {
+        let Some(candidate) = Candidate::find(path)? else {
             return Err(Error::Io(path.to_owned(), ErrorKind::NotFound.into()));
         };
-        place.check_access(false)?;
-        let mut pins = place.lock()?;
+        candidate.check_access(false)?;
+        let mut pins = candidate.lock()?;
         if let Some(found) = pins.foreign()? {
             return Err(Error::Foreign { path: path.to_owned(), found });
         }
@@ -146,16 +146,16 @@ impl Pins {
     /// Locks the directory if it exists and has pins of ours. An empty directory of ours is
     /// removed.
     pub(super) fn open_existing(path: &Path) -> Result<Option<Self>, Error> {
-        let Some(place) = Place::find(path)? else { return Ok(None) };
-        if !place.is_on_bpffs()? {
-            return match place.directory.names().map_err(io_error(path))?.into_iter().next() {
+        let Some(candidate) = Candidate::find(path)? else { return Ok(None) };
+        if !candidate.is_on_bpffs()? {
+            return match candidate.directory.names().map_err(io_error(path))?.into_iter().next() {
                 // A mount point where nothing is mounted.
                 None => Ok(None),
                 Some(found) => Err(Error::Foreign { path: path.to_owned(), found }),
             };
         }
-        place.check_access(true)?;
-        let pins = place.lock()?;
+        candidate.check_access(true)?;
+        let pins = candidate.lock()?;
         if let Some(found) = pins.foreign()? {
             return Err(Error::Foreign { path: path.to_owned(), found });
         }
@@ -218,7 +218,8 @@ impl Pins {
     /// Fails if the next daemon and `ibarr detach` would not find the pins where they look for them.
     pub(super) fn check(&self) -> Result<(), Error> {
         let identity = |name: &str| self.directory.identity(name).map_err(io_error(self.path()));
-        let there = Place::find(self.path())?.map(|place| place.directory.identity("."));
+        let there =
+            Candidate::find(self.path())?.map(|candidate| candidate.directory.identity("."));
         let there = there.transpose().map_err(io_error(self.path()))?;
         if there != Some(identity(".")?) {
             return Err(Error::Changed(self.path().to_owned()));
@@ -421,7 +422,7 @@ impl Pins {
         if self.directory.access().map_err(io_error)?.uid != geteuid().as_raw() {
             return Ok(());
         }
-        // Another directory may be in its place.
+        // Another directory may be in its candidate.
         let [there, ours] = [self.parent.identity(&self.name), self.directory.identity(".")];
         if there.map_err(io_error)? != ours.map_err(io_error)? {
             return Ok(());
@@ -480,13 +481,13 @@ pub(super) fn namespace() -> Result<String, Error> {
 }
 
 /// A directory and its parent, not checked yet.
-struct Place {
+struct Candidate {
     parent: Directory,
     name: String,
     directory: Directory,
 }
 
-impl Place {
+impl Candidate {
     fn find(path: &Path) -> Result<Option<Self>, Error> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
         else {
@@ -509,7 +510,7 @@ impl Place {
 
     /// Whether no other user can have made the directory, or can change, replace or lock it.
     ///
-    /// With `may_be_given`, root also accepts a directory of another user in a place where only
+    /// With `may_be_given`, root also accepts a directory of another user in a candidate where only
     /// root can have made it.
     fn check_access(&self, may_be_given: bool) -> Result<(), Error> {
         const WRITE: u32 = 0o022;
