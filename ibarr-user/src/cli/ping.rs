@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use super::resolve::FamilyArgs;
-use super::targets::{self, Destination, Found};
+use super::targets::{self, Addresses, Destination};
 use super::times::Tally;
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
@@ -65,7 +65,7 @@ fn ping(args: &PingArgs) -> Result<Exit, Failure> {
         let message = format!("{}: one destination at a time", args.destination);
         return Err(Failure { kind: FailureKind::Usage, message });
     };
-    let Found { target, others } =
+    let Addresses { target, others } =
         destination.resolve(args.family.family()).map_err(|message| {
             let message = format!("{}: {message}", destination.text);
             Failure { kind: FailureKind::Absent, message }

@@ -18,7 +18,7 @@ use ibarr_proto::{paths, request};
 
 use super::source::Source;
 use super::table::Table;
-use super::targets::{self, Destination, Found};
+use super::targets::{self, Addresses, Destination};
 use super::times::Tally;
 use super::verify::{self, Neighbours};
 use super::{Daemon, Exit, ask, print};
@@ -169,7 +169,7 @@ impl<'a> Job<'a> {
         loop {
             let from = next.fetch_add(CHUNK, Ordering::Relaxed);
             let chunk = self.destinations.iter().enumerate().skip(from).take(CHUNK);
-            let mut asked: Vec<(usize, Found)> = Vec::new();
+            let mut asked: Vec<(usize, Addresses)> = Vec::new();
             let begun = Instant::now();
             for (place, destination) in chunk {
                 match destination.resolve(self.args.family.family()) {
@@ -205,7 +205,7 @@ impl<'a> Job<'a> {
     fn ask(
         &self,
         connection: &mut Connection,
-        asked: &[(usize, Found)],
+        asked: &[(usize, Addresses)],
         events: &Sender<Event>,
     ) -> Result<Option<()>, Failure> {
         let request = Request::Resolve {
@@ -221,7 +221,7 @@ impl<'a> Job<'a> {
         let mut is_wanted = true;
         let body = connection.ask(&request, |part| {
             let Body::Answer { answer, place } = part else { return };
-            let Some(&(place, Found { target, ref others })) = asked.get(place) else { return };
+            let Some(&(place, Addresses { target, ref others })) = asked.get(place) else { return };
             let (name, other_addresses) = (self.destinations[place].name(), others.clone());
             let resolved = Resolved { name, other_addresses, ..*answer };
             if needs_path && resolved.answer.status == request::Status::Found {

@@ -32,7 +32,7 @@ enum Host {
 
 /// The address of a destination, and the others that a host name has.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct Found {
+pub(super) struct Addresses {
     pub(super) target: Target,
     pub(super) others: Vec<IpAddr>,
 }
@@ -85,10 +85,13 @@ pub(super) fn parse(texts: &[String]) -> Result<Vec<Destination>, Error> {
 impl Destination {
     /// The address of it, by the system's resolver if it is a name: of several of `family` the first one, as a program
     /// that connects takes it.
-    pub(super) fn resolve(&self, family: Option<Family>) -> Result<Found, String> {
+    pub(super) fn resolve(&self, family: Option<Family>) -> Result<Addresses, String> {
         let name = match &self.host {
             Host::Address(ip) => {
-                return Ok(Found { target: Target { ip: *ip, scope: self.scope }, others: vec![] });
+                return Ok(Addresses {
+                    target: Target { ip: *ip, scope: self.scope },
+                    others: vec![],
+                });
             }
             Host::Name(name) => name,
         };
@@ -96,7 +99,7 @@ impl Destination {
         self.first(found.collect(), family)
     }
 
-    fn first(&self, mut all: Vec<SocketAddr>, family: Option<Family>) -> Result<Found, String> {
+    fn first(&self, mut all: Vec<SocketAddr>, family: Option<Family>) -> Result<Addresses, String> {
         all.retain(|ip| family.is_none_or(|family| Family::of(ip.ip()) == family));
         let [first, others @ ..] = &all[..] else {
             let family = family.map_or(String::new(), |family| format!("{family} "));
@@ -114,7 +117,7 @@ impl Destination {
                 target.ip
             ));
         }
-        Ok(Found { target, others: others.iter().map(SocketAddr::ip).collect() })
+        Ok(Addresses { target, others: others.iter().map(SocketAddr::ip).collect() })
     }
 
     /// The text, if it says more than the address.

@@ -14,7 +14,7 @@ use ibarr_common::wire::ip2gid::PORT;
 use ibarr_proto::paths::Partial;
 use ibarr_proto::request::{self, Freshness};
 
-use super::targets::{Destination, Found};
+use super::targets::{Addresses, Destination};
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
@@ -94,7 +94,7 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
 
 /// Examines the name of a destination and the route to it. Returns what applications connect to, if it has an address.
 fn address(report: &mut Report, dirs: &Dirs, of: &Destination) -> Option<Target> {
-    let Found { target, others } = match of.resolve(None) {
+    let Addresses { target, others } = match of.resolve(None) {
         Ok(found) => found,
         Err(message) => {
             let remedy = format!("look at /etc/hosts and DNS (getent ahosts {})", of.text);
