@@ -86,7 +86,7 @@ pub(super) fn read<T>(
 ) -> Result<(T, Vec<String>), Vec<Mistake>> {
     let parsed: Vec<_> =
         sources.iter().map(|source| DeTable::parse_recoverable(&source.text)).collect();
-    let mut found = Found { sources, mistakes: Vec::new(), retired: Vec::new() };
+    let mut found = Findings { sources, mistakes: Vec::new(), retired: Vec::new() };
     for (source, (_, errors)) in parsed.iter().enumerate() {
         for error in errors {
             let span = error.span().unwrap_or_default();
@@ -108,13 +108,13 @@ pub(super) fn read<T>(
 }
 
 /// The mistakes so far, and changed keys without effect.
-struct Found<'a> {
+struct Findings<'a> {
     sources: &'a [Source],
     mistakes: Vec<Mistake>,
     retired: Vec<String>,
 }
 
-impl Found<'_> {
+impl Findings<'_> {
     /// The value as the file has it, without white space.
     fn text(&self, entry: &Entry<'_>) -> String {
         let source = self.sources.get(entry.source);
@@ -179,7 +179,7 @@ pub(super) struct Table<'a, 'b> {
     place: Position,
     rest: BTreeMap<&'a str, Vec<Entry<'a>>>,
     known: Vec<&'static str>,
-    found: &'a mut Found<'b>,
+    found: &'a mut Findings<'b>,
     /// Number of mistakes when this table began.
     mistakes_before: usize,
 }
@@ -193,7 +193,7 @@ impl<'a, 'b> Table<'a, 'b> {
     fn read<T>(
         path: &str,
         parts: &[Part<'a>],
-        found: &'a mut Found<'b>,
+        found: &'a mut Findings<'b>,
         read: impl FnOnce(&mut Table<'_, 'b>) -> T,
     ) -> T {
         let place = parts.last().map(|part| part.place.clone()).unwrap_or_default();
