@@ -14,7 +14,7 @@ use ibarr_proto::shares::User;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-use super::acm_sockets::{AcmSockets, Served};
+use super::acm_sockets::{AcmSockets, SocketState};
 use super::preload::Preloads;
 use crate::config;
 use crate::process::{Systemd, Until};
@@ -50,7 +50,7 @@ impl Acm {
         names: Names,
         preloads: Preloads,
         systemd: Systemd,
-    ) -> io::Result<(Self, mpsc::Receiver<Served>)> {
+    ) -> io::Result<(Self, mpsc::Receiver<SocketState>)> {
         let Inherited { listeners, clients: inherited, last } = inherited;
         let (last, last_reply) = match last {
             Some(last) => (last, None),

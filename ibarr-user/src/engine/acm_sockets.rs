@@ -33,12 +33,12 @@ pub(super) struct AcmSockets {
     ended: Receiver<()>,
     is_busy: bool,
     is_outdated: bool,
-    last: Served,
+    last: SocketState,
 }
 
 /// What has become of an order.
 #[derive(Clone, Default)]
-pub(super) struct Served {
+pub(super) struct SocketState {
     /// Whether this answers an order. Otherwise other programs have removed or replaced a file.
     is_answer: bool,
     /// Whether a socket has been made again.
@@ -57,7 +57,7 @@ impl AcmSockets {
     pub(super) fn start(
         inherited: Vec<OwnedFd>,
         events: mpsc::Sender<Event>,
-    ) -> io::Result<(Self, mpsc::Receiver<Served>)> {
+    ) -> io::Result<(Self, mpsc::Receiver<SocketState>)> {
         let (orders, ordered) = channel();
         let (answers, served) = mpsc::channel(1);
         let (ending, ended) = channel();
@@ -77,7 +77,7 @@ impl AcmSockets {
                 }
             }
         })?;
-        let last = Served::default();
+        let last = SocketState::default();
         Ok((Self { orders: Some(orders), ended, is_busy: false, is_outdated: false, last }, served))
     }
 
@@ -92,7 +92,7 @@ impl AcmSockets {
         }
     }
 
-    pub(super) fn handle_served(&mut self, served: Served, wanted: &config::Acm) {
+    pub(super) fn handle_served(&mut self, served: SocketState, wanted: &config::Acm) {
         self.is_busy &= !served.is_answer;
         self.last = served;
         if self.is_outdated && !self.is_busy {
@@ -112,7 +112,7 @@ impl AcmSockets {
 
     /// Why nothing is served, with the remedy.
     pub(super) fn warning(&self, wanted: Serve) -> Option<Fault> {
-        let Served { why_not, hidden_by, is_inherited, .. } = &self.last;
+        let SocketState { why_not, hidden_by, is_inherited, .. } = &self.last;
         let refusing = (*is_inherited && wanted == Serve::Off).then(|| {
             fault!(
                 "acm: programs that connect are refused: write serve = \"tools\" below [acm], or \
@@ -151,7 +151,7 @@ struct Sockets {
     repair: Repair,
     /// What is served now.
     served: config::Acm,
-    last: Served,
+    last: SocketState,
 }
 
 impl Sockets {
@@ -168,7 +168,7 @@ impl Sockets {
             files: None,
             repair: Repair::default(),
             served: config::Acm::default(),
-            last: Served::default(),
+            last: SocketState::default(),
         };
         for fd in inherited {
             match Listener::inherited(fd) {
@@ -193,7 +193,7 @@ impl Sockets {
         }
     }
 
-    fn follow(&mut self, now: Instant, wanted: config::Acm) -> Served {
+    fn follow(&mut self, now: Instant, wanted: config::Acm) -> SocketState {
         let ours = self.inherited_port.or(self.tcp.as_ref().map(|(port, _)| *port));
         let kept = match (wanted.serve, wanted.socket.parent()) {
             (Serve::Off, _) | (_, None) => Vec::new(),
@@ -207,11 +207,11 @@ impl Sockets {
         let is_new = before != self.served;
         self.close_others(&before);
         self.make(now, is_new);
-        Served { is_answer: true, ..self.last.clone() }
+        SocketState { is_answer: true, ..self.last.clone() }
     }
 
     /// Makes again what others have removed, and tries again what has failed. Returns what is new.
-    fn look(&mut self, now: Instant) -> Option<Served> {
+    fn look(&mut self, now: Instant) -> Option<SocketState> {
         let has_changed = self.make(now, false) || self.last.made_again;
         has_changed.then(|| self.last.clone())
     }

@@ -13,7 +13,7 @@ use ibarr_proto::local_view;
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
 
-use super::acm_sockets::Served;
+use super::acm_sockets::SocketState;
 use crate::bpf;
 use crate::config::{self, Config};
 use crate::control::server::Ask;
@@ -40,7 +40,7 @@ pub(super) enum Input {
     Responder(bpf::Progress),
     Packets(bpf::Packets),
     Acm(acm::Event),
-    AcmServed(Served),
+    AcmServed(SocketState),
     Named(names::Named),
     Preloaded(Box<Loaded>),
     Ask(Ask),
