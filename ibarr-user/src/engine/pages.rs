@@ -18,11 +18,11 @@ use crate::control::messages::{
 /// Pages that were requested and not made yet: one is made per turn, in the order of the requests.
 /// A connection waits for one at most, and each user has a share of the connections.
 #[derive(Debug, Default)]
-pub(super) struct Pages(VecDeque<(Asked, oneshot::Sender<Response>)>);
+pub(super) struct Pages(VecDeque<(Page, oneshot::Sender<Response>)>);
 
 /// The document, and the mark at which the page begins.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum Page {
     Addresses(Option<AddressMark>),
     Paths(Option<PathMark>),
 }
@@ -31,7 +31,7 @@ pub(super) enum Asked {
 pub(super) const PAGE: usize = 64;
 
 impl Pages {
-    pub(super) fn ask(&mut self, asked: Asked, to: oneshot::Sender<Response>) {
+    pub(super) fn ask(&mut self, asked: Page, to: oneshot::Sender<Response>) {
         self.0.push_back((asked, to));
     }
 
@@ -41,7 +41,7 @@ impl Pages {
     }
 
     /// The next request whose caller is still connected.
-    fn next(&mut self) -> Option<(Asked, oneshot::Sender<Response>)> {
+    fn next(&mut self) -> Option<(Page, oneshot::Sender<Response>)> {
         while let Some((asked, to)) = self.0.pop_front() {
             if !to.is_closed() {
                 return Some((asked, to));
@@ -54,8 +54,8 @@ impl Pages {
     pub(super) fn make(&mut self, now: Instant, started: Instant, node: &Node) {
         let Some((asked, to)) = self.next() else { return };
         let page = match asked {
-            Asked::Addresses(after) => page_of_addresses(now, after, started, node),
-            Asked::Paths(after) => page_of_paths(now, after, started, node),
+            Page::Addresses(after) => page_of_addresses(now, after, started, node),
+            Page::Paths(after) => page_of_paths(now, after, started, node),
         };
         // The connection may be closed.
         drop(to.send(page.map_or_else(Response::from, Response::from)));
@@ -141,7 +141,7 @@ mod tests {
         let mut readers = Vec::new();
         for _ in 0..3 {
             let (to, reader) = oneshot::channel();
-            pages.ask(Asked::Paths(None), to);
+            pages.ask(Page::Paths(None), to);
             readers.push(reader);
         }
         drop(readers.remove(1));

@@ -14,7 +14,7 @@ use tracing::info;
 
 use super::asks::Asks;
 use super::health::Input;
-use super::pages::{Asked, Pages};
+use super::pages::{Page, Pages};
 use super::paths::PathAsks;
 use super::trace::Tracers;
 use super::{Engine, log};
@@ -48,9 +48,9 @@ impl Engine {
                 return self.users.paths.ask(now, user, &path, answer, &mut self.node);
             }
             Request::Cache { after } => {
-                return self.users.pages.ask(Asked::Addresses(after), answer);
+                return self.users.pages.ask(Page::Addresses(after), answer);
             }
-            Request::Paths { after } => return self.users.pages.ask(Asked::Paths(after), answer),
+            Request::Paths { after } => return self.users.pages.ask(Page::Paths(after), answer),
             Request::Reload => return self.reload(now, Some(answer)),
             Request::Status => {
                 self.node.handle_input(now, node::Input::Health(Input::Asked));
