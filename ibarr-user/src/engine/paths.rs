@@ -22,11 +22,11 @@ use crate::control::messages::{
 #[derive(Default)]
 pub(super) struct PathAsks {
     last: u64,
-    pending: HashMap<UserRequest, Asked>,
+    pending: HashMap<UserRequest, Pending>,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct Pending {
     at: Instant,
     chosen: CompleteQuestion,
     to: oneshot::Sender<Response>,
@@ -56,7 +56,7 @@ impl PathAsks {
         self.last += 1;
         let id = UserRequest::Control(self.last);
         let CompleteQuestion { port, question, .. } = chosen;
-        self.pending.insert(id, Asked { at: now, chosen, to });
+        self.pending.insert(id, Pending { at: now, chosen, to });
         let deadline = now + DEADLINE;
         let freshness = if request.fresh { Freshness::Fresh } else { Freshness::Any };
         let request = paths::Request::of_user(id, user, port, question, deadline);
@@ -64,7 +64,7 @@ impl PathAsks {
     }
 
     pub(super) fn answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {
-        let Some(Asked { at, chosen, to }) = self.pending.remove(&id) else { return };
+        let Some(Pending { at, chosen, to }) = self.pending.remove(&id) else { return };
         let ms = Elapsed(now.since(at));
         let path = Box::new(answer(&chosen, outcome, ms));
         // The caller may have disconnected.
