@@ -36,7 +36,7 @@ pub struct LastReply(NonNull<Page>);
 
 /// What a killed process has left to do for a client.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Left {
+pub enum NextStep {
     /// Nothing, or all: the first request in the socket has no reply.
     Nothing,
     /// To take the first request out of the socket: its reply was sent.
@@ -186,15 +186,15 @@ impl LastReply {
     }
 
     /// What the last process has left to do for a client.
-    pub fn left(&self, client: u64) -> Left {
+    pub fn left(&self, client: u64) -> NextStep {
         let page = self.page();
         let [reply, sent] = [&page.reply_len, &page.sent.len].map(|len| len.load(Ordering::SeqCst));
         let is_taken = page.request[0].load(Ordering::SeqCst) != 0;
         match () {
-            () if page.client.load(Ordering::SeqCst) != client || sent == NONE => Left::Nothing,
-            () if sent != reply => Left::Rest,
-            () if is_taken => Left::Nothing,
-            () => Left::Request,
+            () if page.client.load(Ordering::SeqCst) != client || sent == NONE => NextStep::Nothing,
+            () if sent != reply => NextStep::Rest,
+            () if is_taken => NextStep::Nothing,
+            () => NextStep::Request,
         }
     }
 }
@@ -244,19 +244,19 @@ mod tests {
     #[test]
     fn next_process_knows_what_the_last_one_has_sent_and_taken() {
         let (last, here, mut there, next) = rig();
-        assert_eq!(next.left(CLIENT), Left::Nothing);
+        assert_eq!(next.left(CLIENT), NextStep::Nothing);
         assert_eq!(last.send(here.as_fd(), CLIENT, 7, b"reply").unwrap(), 5);
-        assert_eq!((next.left(CLIENT), next.left(8)), (Left::Request, Left::Nothing));
+        assert_eq!((next.left(CLIENT), next.left(8)), (NextStep::Request, NextStep::Nothing));
         there.write_all(b"second").unwrap();
         next.take(here.as_fd()).unwrap();
-        assert_eq!(next.left(CLIENT), Left::Nothing);
+        assert_eq!(next.left(CLIENT), NextStep::Nothing);
         let (mut request, mut reply) = ([0; 8], [0; 8]);
         assert_eq!((&here).read(&mut request).unwrap(), 6);
         assert_eq!((&request[..6], there.read(&mut reply).unwrap()), (&b"second"[..], 5));
         assert_eq!(&reply[..5], b"reply");
         // It was killed after it had taken the request.
         last.page().client.store(CLIENT, Ordering::SeqCst);
-        assert_eq!(next.left(CLIENT), Left::Nothing);
+        assert_eq!(next.left(CLIENT), NextStep::Nothing);
     }
 
     #[test]
@@ -266,13 +266,13 @@ mod tests {
         let reply = vec![9; 60_000];
         let sent = last.send(here.as_fd(), CLIENT, 7, &reply).unwrap();
         assert!((1..reply.len()).contains(&sent), "{sent}");
-        assert_eq!(next.left(CLIENT), Left::Rest);
+        assert_eq!(next.left(CLIENT), NextStep::Rest);
         let none = last.send(here.as_fd(), CLIENT, 7, &reply).unwrap_err();
-        assert_eq!((none.kind(), next.left(CLIENT)), (ErrorKind::WouldBlock, Left::Nothing));
+        assert_eq!((none.kind(), next.left(CLIENT)), (ErrorKind::WouldBlock, NextStep::Nothing));
         there.read_exact(&mut vec![0; sent]).unwrap();
         drop(there);
         assert!(last.send(here.as_fd(), CLIENT, 7, &reply).is_err(), "and no signal");
-        assert_eq!(next.left(CLIENT), Left::Nothing);
+        assert_eq!(next.left(CLIENT), NextStep::Nothing);
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub use self::inherited::{CLIENT, Inherited, LAST_REPLY, NAME};
 pub use self::listening::{FOR_LIBRDMACM, Listener, Made};
 pub(crate) use self::ports::{Files, remove_stale};
 use crate::sys::fd;
-use crate::sys::last_reply::{LastReply, Left};
+use crate::sys::last_reply::{LastReply, NextStep};
 use crate::sys::peer;
 use crate::transport::socket_file::PAUSE;
 
@@ -181,9 +181,9 @@ impl Clients {
         let left = fstat(stream).map(|file| self.last.left(file.st_ino));
         let can_go_on = match left {
             _ if has_half_a_reply(stream) => false,
-            Ok(Left::Nothing) => true,
-            Ok(Left::Request) => self.last.take(stream.as_fd()).is_ok(),
-            Ok(Left::Rest) | Err(_) => false,
+            Ok(NextStep::Nothing) => true,
+            Ok(NextStep::Request) => self.last.take(stream.as_fd()).is_ok(),
+            Ok(NextStep::Rest) | Err(_) => false,
         };
         if !can_go_on {
             hang_up(stream);
