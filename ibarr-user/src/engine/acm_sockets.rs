@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use crate::causes::{Fault, fault};
 use crate::config::{self, Serve};
 use crate::sys::clock;
-use crate::transport::acm::{self, Event, Files, Listener, Listening, Made, listen};
+use crate::transport::acm::{self, Event, Files, Listener, Listening, SocketFiles, listen};
 use crate::transport::socket_file::{self, LOOK};
 
 /// How long the daemon waits at its end until the files are removed.
@@ -143,7 +143,7 @@ struct Sockets {
     has_inherited_socket: bool,
     inherited_port: Option<NonZeroU16>,
     /// The socket file of this process.
-    made: Option<(Made, Listening)>,
+    made: Option<(SocketFiles, Listening)>,
     /// The TCP port of this process.
     tcp: Option<(NonZeroU16, Listening)>,
     files: Option<Files>,
@@ -263,7 +263,7 @@ impl Sockets {
         let (made, accepting) = match &mut self.made {
             Some(made) => made,
             none => {
-                let made = Made::bind(&self.served.socket).map_err(why_not)?;
+                let made = SocketFiles::bind(&self.served.socket).map_err(why_not)?;
                 let at = made.file.listen().map_err(why_not)?;
                 none.insert((made, listening(at)))
             }

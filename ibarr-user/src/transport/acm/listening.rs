@@ -84,13 +84,13 @@ impl Listener {
 /// The socket file of this process, with a link for librdmacm. Dropping it removes both, unless another program has
 /// replaced the socket.
 #[derive(Debug)]
-pub struct Made {
+pub struct SocketFiles {
     pub(crate) file: SocketFile,
     /// The link beside it.
     pub link: Link,
 }
 
-impl Made {
+impl SocketFiles {
     /// Makes the socket, if no process serves it.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for SocketFiles {
     fn drop(&mut self) {
         if self.file.is_there() {
             self.link.remove();
@@ -183,11 +183,11 @@ mod tests {
         let dir = ShortDir::new();
         let [path, link] = ["acm.sock", FOR_LIBRDMACM].map(|name| dir.path().join(name));
         let there = || (path.exists(), link.symlink_metadata().is_ok());
-        let mut made = Made::bind(&path).unwrap();
+        let mut made = SocketFiles::bind(&path).unwrap();
         made.link.show(NOW, true).unwrap();
         drop(made);
         assert_eq!(there(), (false, false));
-        let mut made = Made::bind(&path).unwrap();
+        let mut made = SocketFiles::bind(&path).unwrap();
         made.link.show(NOW, true).unwrap();
         fs::remove_file(&path).unwrap();
         let _theirs = StdUnixListener::bind(&path).unwrap();
@@ -200,7 +200,7 @@ mod tests {
     fn link_that_others_remove_again_and_again_is_made_after_pauses() {
         let dir = ShortDir::new();
         let [path, link] = ["acm.sock", FOR_LIBRDMACM].map(|name| dir.path().join(name));
-        let mut made = Made::bind(&path).unwrap();
+        let mut made = SocketFiles::bind(&path).unwrap();
         let mut shown_after = |seconds| {
             drop(fs::remove_file(&link));
             made.link.show(NOW + Duration::from_secs(seconds), true).unwrap();

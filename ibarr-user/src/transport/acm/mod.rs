@@ -36,7 +36,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 pub use self::inherited::{CLIENT, Inherited, LAST_REPLY, NAME};
-pub use self::listening::{FOR_LIBRDMACM, Listener, Made};
+pub use self::listening::{FOR_LIBRDMACM, Listener, SocketFiles};
 pub(crate) use self::ports::{Files, remove_stale};
 use crate::sys::fd;
 use crate::sys::last_reply::{LastReply, NextStep};
