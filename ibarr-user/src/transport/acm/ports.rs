@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A port file that stays.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Kept {
+pub(crate) enum Conflict {
     /// A program listens at its port.
     #[error("{}: a program listens at its port, and librdmacm asks it: stop ibacm", .0.display())]
     Live(PathBuf),
@@ -34,19 +34,19 @@ pub(crate) enum Kept {
 }
 
 /// Removes the port files in `dir` at whose port nothing listens. Files with the port `ours` stay.
-pub(crate) fn remove_stale(dir: &Path, ours: Option<NonZeroU16>) -> Vec<Kept> {
+pub(crate) fn remove_stale(dir: &Path, ours: Option<NonZeroU16>) -> Vec<Conflict> {
     let names = [FOR_LIBRDMACM, FOR_TOOLS];
     names.iter().filter_map(|name| remove_if_stale(&dir.join(name), ours).err()).collect()
 }
 
-fn remove_if_stale(path: &Path, ours: Option<NonZeroU16>) -> Result<(), Kept> {
+fn remove_if_stale(path: &Path, ours: Option<NonZeroU16>) -> Result<(), Conflict> {
     // Without a number, librdmacm takes the Unix socket. A link to nothing is none to it, either.
     let Some(port) = port_in(path).filter(|port| Some(*port) != ours) else { return Ok(()) };
     let tried = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port.get()).into(), PATIENCE);
     if !tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-        return Err(Kept::Live(path.to_owned()));
+        return Err(Conflict::Live(path.to_owned()));
     }
-    fs::remove_file(path).map_err(|error| Kept::NotRemoved(path.to_owned(), error))
+    fs::remove_file(path).map_err(|error| Conflict::NotRemoved(path.to_owned(), error))
 }
 
 fn port_in(path: &Path) -> Option<NonZeroU16> {
@@ -119,7 +119,7 @@ mod tests {
         fs::write(&file, format!("{port}\n")).unwrap();
         symlink(&file, &link).unwrap();
         let kept = remove_stale(dir.path(), None);
-        assert!(matches!(kept.as_slice(), [Kept::Live(_), Kept::Live(_)]), "{kept:?}");
+        assert!(matches!(kept.as_slice(), [Conflict::Live(_), Conflict::Live(_)]), "{kept:?}");
         assert!(remove_stale(dir.path(), Some(port)).is_empty());
         assert!(link.exists() && file.exists());
         drop(listener);
