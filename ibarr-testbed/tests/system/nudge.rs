@@ -12,7 +12,7 @@ use ibarr_proto::local_view::HwAddr;
 use ibarr_testbed::start::program;
 use ibarr_user::sys::local_service::Socket;
 use ibarr_user::transport::rtnetlink::{
-    ADDRESS_V4, ADDRESS_V6, NudgeError, NudgeTarget, Nudged, Nudger,
+    ADDRESS_V4, ADDRESS_V6, NudgeError, NudgeResult, NudgeTarget, Nudger,
 };
 use nix::errno::Errno;
 use nix::libc;
@@ -98,11 +98,11 @@ fn nudge_is_postponed_while_the_kernel_asks() {
     let quiet = socket.quiet();
     send(kernel.as_raw_fd(), b"a request", MsgFlags::empty()).unwrap();
     nudger.nudge(None, Some(quiet));
-    assert_eq!(outcomes.blocking_recv().unwrap().unwrap(), Nudged::Postponed);
+    assert_eq!(outcomes.blocking_recv().unwrap().unwrap(), NudgeResult::Postponed);
     assert_eq!(watcher.created(), []);
     // The nudge is late now, and is made whether or not there is something to read.
     nudger.nudge(None, None);
-    assert_eq!(outcomes.blocking_recv().unwrap().unwrap(), Nudged::On(IfIndex::MIN));
+    assert_eq!(outcomes.blocking_recv().unwrap().unwrap(), NudgeResult::On(IfIndex::MIN));
     assert_eq!(watcher.created(), [(ADDRESS_V6.into(), 1)]);
     nothing_is_left();
 }

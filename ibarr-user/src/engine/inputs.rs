@@ -21,7 +21,7 @@ use crate::preload::Loaded;
 use crate::process::{Command, Signals};
 use crate::transport::local_service as ls;
 use crate::transport::queries::Incoming;
-use crate::transport::rtnetlink::{self, NudgeError, Nudged};
+use crate::transport::rtnetlink::{self, NudgeError, NudgeResult};
 use crate::transport::{acm, events, names, ports, server, snapshot, umad};
 
 pub(super) enum Input {
@@ -36,7 +36,7 @@ pub(super) enum Input {
     Mad(umad::Event),
     Snapshot(snapshot::Event),
     LocalService(ls::Event),
-    Nudged(Result<Nudged, NudgeError>),
+    Nudged(Result<NudgeResult, NudgeError>),
     Responder(bpf::Progress),
     Packets(bpf::Packets),
     Acm(acm::Event),

@@ -15,7 +15,7 @@ use crate::logging::ids;
 use crate::process::{Systemd, Until};
 use crate::sys::local_service::Received;
 use crate::transport::local_service::{Event, LocalService, NAME};
-use crate::transport::rtnetlink::{LOOPBACK, NudgeError, NudgeTarget, Nudged, Nudger};
+use crate::transport::rtnetlink::{LOOPBACK, NudgeError, NudgeResult, NudgeTarget, Nudger};
 
 /// The socket to the kernel, and the thread that makes nudges.
 pub(super) struct Kernel {
@@ -94,7 +94,7 @@ impl Kernel {
     pub(super) fn handle_nudged(
         &mut self,
         now: Instant,
-        outcome: Result<Nudged, NudgeError>,
+        outcome: Result<NudgeResult, NudgeError>,
         node: &mut Node,
     ) {
         let nudged = self.nudges.note(outcome, node.nudge_without_place());
@@ -138,10 +138,14 @@ impl Nudges {
 
     /// Logs changes of the outcome, and returns the outcome for the core. `without_place` is what
     /// the core makes of a nudge for which there was no interface.
-    fn note(&mut self, outcome: Result<Nudged, NudgeError>, without_place: Outcome) -> Outcome {
+    fn note(
+        &mut self,
+        outcome: Result<NudgeResult, NudgeError>,
+        without_place: Outcome,
+    ) -> Outcome {
         let (outcome, nudged) = match outcome {
-            Ok(Nudged::On(ifindex)) => (Ok(ifindex), Outcome::Done),
-            Ok(Nudged::Postponed) => return Outcome::Postponed,
+            Ok(NudgeResult::On(ifindex)) => (Ok(ifindex), Outcome::Done),
+            Ok(NudgeResult::Postponed) => return Outcome::Postponed,
             Err(NudgeError::NoPlace(_)) if without_place == Outcome::Postponed => {
                 return Outcome::Postponed;
             }

@@ -7,7 +7,7 @@ use std::fs;
 use anyhow::{Context as _, Result, bail};
 use ibarr_common::IfIndex;
 use ibarr_proto::local_view::HwAddr;
-use ibarr_user::transport::rtnetlink::{self, Nudged, Nudger};
+use ibarr_user::transport::rtnetlink::{self, NudgeResult, Nudger};
 use nix::sys::signal::Signal;
 
 use super::{Connection, INTERFACES, Place};
@@ -31,8 +31,8 @@ pub(crate) fn survive_nudges(place: Place, targets: &[&str]) -> Result<IfIndex> 
     for _ in 0..NUDGES {
         nudger.nudge(Some(fallback), None);
         match outcomes.blocking_recv().context("the thread that nudges has ended")?? {
-            Nudged::On(ifindex) => last = Some(ifindex),
-            Nudged::Postponed => bail!("a nudge was not made"),
+            NudgeResult::On(ifindex) => last = Some(ifindex),
+            NudgeResult::Postponed => bail!("a nudge was not made"),
         }
     }
     connections.iter().try_for_each(|one| one.signal(Signal::SIGCONT))?;

@@ -33,7 +33,7 @@ use tokio::time::sleep;
 pub use self::ask::neighbours;
 pub(crate) use self::ask::{Error, addresses, ask, interface, route, way};
 pub use self::neigh::{ADDRESS_V4, ADDRESS_V6};
-pub use self::nudge::{LOOPBACK, NudgeError, NudgeTarget, Nudged, Nudger};
+pub use self::nudge::{LOOPBACK, NudgeError, NudgeResult, NudgeTarget, Nudger};
 pub use self::routes::{Answer, NoRoute, RouteAnswer, Routes};
 use self::session::Session;
 use self::socket::{Received, Socket};

@@ -52,7 +52,7 @@ pub struct NudgeTarget {
 
 /// The outcome of a nudge.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Nudged {
+pub enum NudgeResult {
     /// The entry was created and deleted on this interface.
     On(IfIndex),
     /// No entry was created, because the kernel has sent a request meanwhile.
@@ -88,7 +88,7 @@ impl Nudger {
     ///
     /// # Errors
     /// If the netlink socket or the thread cannot be made.
-    pub fn start() -> io::Result<(Self, mpsc::Receiver<Result<Nudged, NudgeError>>)> {
+    pub fn start() -> io::Result<(Self, mpsc::Receiver<Result<NudgeResult, NudgeError>>)> {
         let mut neighbours = Neighbours::open()?;
         let (orders, order) = sync::sync_channel(1);
         // The core has at most one nudge in flight.
@@ -100,8 +100,8 @@ impl Nudger {
                 // Checked here, not when the order was sent: this thread may have waited for a
                 // processor while new requests came.
                 let nudged = match quiet.filter(Quiet::is_over) {
-                    Some(_) => Ok(Nudged::Postponed),
-                    None => neighbours.nudge(fallback).map(Nudged::On),
+                    Some(_) => Ok(NudgeResult::Postponed),
+                    None => neighbours.nudge(fallback).map(NudgeResult::On),
                 };
                 if outcome.blocking_send(nudged).is_err() {
                     return;
