@@ -8,7 +8,7 @@ use ibarr_common::Instant;
 use ibarr_proto::counters::{Counter, Counters};
 use ibarr_proto::health::State;
 use ibarr_proto::ip2gid::{client, server};
-use ibarr_proto::local_service::Counter as Asked;
+use ibarr_proto::local_service;
 
 use super::Engine;
 use super::report::LEFT_TO_KERNEL;
@@ -64,14 +64,14 @@ impl Engine {
     fn requests(&self, all: &mut Snapshot) {
         let local_service = self.node.local_service();
         for (result, source, counter) in [
-            ("found", "local", Asked::AnsweredLocal),
-            ("found", "cache", Asked::AnsweredCache),
-            ("found", "peer", Asked::AnsweredPeer),
-            ("not-found", "none", Asked::NotFound),
-            ("timed-out", "none", Asked::TimedOut),
-            ("unreachable", "none", Asked::Unreachable),
-            ("overloaded", "none", Asked::Overloaded),
-            ("abandoned", "none", Asked::Abandoned),
+            ("found", "local", local_service::Counter::AnsweredLocal),
+            ("found", "cache", local_service::Counter::AnsweredCache),
+            ("found", "peer", local_service::Counter::AnsweredPeer),
+            ("not-found", "none", local_service::Counter::NotFound),
+            ("timed-out", "none", local_service::Counter::TimedOut),
+            ("unreachable", "none", local_service::Counter::Unreachable),
+            ("overloaded", "none", local_service::Counter::Overloaded),
+            ("abandoned", "none", local_service::Counter::Abandoned),
         ] {
             all.count(Name::Requests, &[result, source], local_service.counters().get(counter));
         }
