@@ -14,7 +14,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::PortNum;
 use ibarr_common::wire::acm::{self as wire, Address, Name, Names, Of, Reply, Request, Status};
 
-use super::{Acm, Ask, ClientId, Counter, Found, Known, Which};
+use super::{Acm, Ask, ClientId, Counter, Known, LocalEndpoint, Which};
 use crate::counters::Counters;
 use crate::request::LookupId;
 use crate::shares::User;
@@ -44,7 +44,7 @@ impl Acm {
     }
 
     /// The answer to [`Ask::Endpoint`].
-    pub(super) fn endpoint(&mut self, id: LookupId, found: Option<&(Found, Vec<IpAddr>)>) {
+    pub(super) fn endpoint(&mut self, id: LookupId, found: Option<&(LocalEndpoint, Vec<IpAddr>)>) {
         let Some((client, request)) = self.forget(id).and_then(|lookup| lookup.client) else {
             return;
         };

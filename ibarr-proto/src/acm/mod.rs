@@ -38,7 +38,7 @@ pub use self::names::NAMES;
 use self::names::{Addresses, Names};
 use self::sources::Sources;
 pub use self::types::{
-    Answer, Ask, ClientId, Config, Counter, Event, Found, Input, Output, Transmit, Which,
+    Answer, Ask, ClientId, Config, Counter, Event, Input, LocalEndpoint, Output, Transmit, Which,
 };
 use crate::counters::Counters;
 use crate::ip2gid::Question;

@@ -148,19 +148,19 @@ pub enum Answer {
     },
     Start(Result<(PortName, Search), NoStart>),
     /// What clients are told of an endpoint, and its addresses if they are wanted.
-    Endpoint(Option<(Found, Vec<IpAddr>)>),
+    Endpoint(Option<(LocalEndpoint, Vec<IpAddr>)>),
 }
 
 /// An endpoint of this node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
-pub struct Found {
+pub struct LocalEndpoint {
     pub port: PortName,
     /// What clients are told.
     pub endpoint: Endpoint,
 }
 
-impl Found {
+impl LocalEndpoint {
     /// As clients are told of a port and one of its partitions.
     pub(crate) fn new(port: PortName, device: Device, pkey: PKey) -> Option<Self> {
         let (number, provider) = (port.port.get(), Name::new("ibarr")?);

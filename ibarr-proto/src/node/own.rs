@@ -2,7 +2,7 @@
 
 //! What the ACM service asks of this node: the view knows its addresses, the paths its ports and endpoints.
 
-use crate::acm::{Answer, Ask, Found, Which};
+use crate::acm::{Answer, Ask, LocalEndpoint, Which};
 use crate::local_view::LocalView;
 use crate::paths::Paths;
 
@@ -26,7 +26,10 @@ pub(super) fn answer(ask: Ask, view: &LocalView, paths: &Paths) -> Option<Answer
                 let all = view.addresses_with(&endpoint.facts.gids);
                 let all = all.filter(|(_, link)| endpoint.has_partition(link.pkey));
                 let all = all.map(|(address, _)| address).take(addresses).collect();
-                Some((Found::new(endpoint.port, endpoint.facts.device, endpoint.pkey)?, all))
+                Some((
+                    LocalEndpoint::new(endpoint.port, endpoint.facts.device, endpoint.pkey)?,
+                    all,
+                ))
             });
             Some(Answer::Endpoint(found))
         }
