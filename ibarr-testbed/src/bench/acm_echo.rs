@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail};
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use ibarr_user::sys::descriptors::raise_limit;
 use ibarr_user::sys::last_reply::LastReply;
-use ibarr_user::transport::acm::{Clients, Event, Listener, Sent, listen};
+use ibarr_user::transport::acm::{Clients, Event, Listener, ReadResult, listen};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{MsgFlags, recv, send};
 use tokio::sync::mpsc;
@@ -43,12 +43,12 @@ async fn echo(listener: UnixListener) -> Result<()> {
     loop {
         tokio::select! {
             Some(client) = ready.recv() => match clients.next(client, &mut buffer) {
-                Sent::Nothing | Sent::Part => {}
-                Sent::Message(bytes) => {
+                ReadResult::Nothing | ReadResult::Part => {}
+                ReadResult::Message(bytes) => {
                     let reply = bytes.to_vec();
                     clients.reply(client, &reply);
                 }
-                Sent::Gone => clients.close(client),
+                ReadResult::Gone => clients.close(client),
             },
             event = events.recv() => match event {
                 Some(Event::Connected(stream, user)) => drop(clients.admit(stream, user)),

@@ -20,7 +20,7 @@ use crate::config;
 use crate::process::{Systemd, Until};
 use crate::sys::last_reply::LastReply;
 use crate::sys::peer;
-use crate::transport::acm::{self, Clients, Event, Inherited, Sent};
+use crate::transport::acm::{self, Clients, Event, Inherited, ReadResult};
 use crate::transport::names::{Named, Names};
 use crate::transport::rtnetlink::{Answer, RouteAnswer, Routes};
 
@@ -111,10 +111,10 @@ impl Acm {
                 }
             }
             Event::Ready(client) => match self.clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
-                Sent::Nothing => {}
-                Sent::Part => tell(node, now, Input::Part { client }),
-                Sent::Message(bytes) => tell(node, now, Input::Message { client, bytes }),
-                Sent::Gone => {
+                ReadResult::Nothing => {}
+                ReadResult::Part => tell(node, now, Input::Part { client }),
+                ReadResult::Message(bytes) => tell(node, now, Input::Message { client, bytes }),
+                ReadResult::Gone => {
                     self.clients.close(client);
                     tell(node, now, Input::Gone { client });
                 }

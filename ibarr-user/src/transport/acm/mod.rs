@@ -66,7 +66,7 @@ pub enum Event {
 
 /// What a client has sent.
 #[derive(Debug, Eq, PartialEq)]
-pub enum Sent<'a> {
+pub enum ReadResult<'a> {
     /// Nothing yet, or its reply to the last message is still due.
     Nothing,
     /// A part of a message.
@@ -216,30 +216,34 @@ impl Clients {
     }
 
     /// The next message of a client, whose reply is due then.
-    pub fn next<'a>(&mut self, id: ClientId, buffer: &'a mut [u8; MAX_REQUEST_LEN]) -> Sent<'a> {
-        let Some(client) = self.by_id.get_mut(&id) else { return Sent::Nothing };
+    pub fn next<'a>(
+        &mut self,
+        id: ClientId,
+        buffer: &'a mut [u8; MAX_REQUEST_LEN],
+    ) -> ReadResult<'a> {
+        let Some(client) = self.by_id.get_mut(&id) else { return ReadResult::Nothing };
         // First, because the runtime tells only of bytes that come later.
         let is_over = client.watch();
         if is_over && client.is_gone() {
-            return Sent::Gone;
+            return ReadResult::Gone;
         }
         if let Some(asked) = &mut client.asked {
             asked.is_more = true;
-            return Sent::Nothing;
+            return ReadResult::Nothing;
         }
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
         let there = match recv(client.stream.as_raw_fd(), buffer, flags) {
             Ok(len @ 1..) => buffer.get(..len).unwrap_or_default(),
-            Err(Errno::EAGAIN) => return Sent::Nothing,
-            Ok(0) | Err(_) => return Sent::Gone,
+            Err(Errno::EAGAIN) => return ReadResult::Nothing,
+            Ok(0) | Err(_) => return ReadResult::Gone,
         };
         let len = match length(there) {
             Ok(Some(len)) if len <= there.len() => len,
-            Ok(_) => return if is_over { Sent::Gone } else { Sent::Part },
+            Ok(_) => return if is_over { ReadResult::Gone } else { ReadResult::Part },
             Err(_) => there.len(),
         };
         client.asked = Some(Asked { len, is_more: is_over || there.len() > len });
-        Sent::Message(there.get(..len).unwrap_or_default())
+        ReadResult::Message(there.get(..len).unwrap_or_default())
     }
 
     /// Writes the reply, or has a task write what has no room, and removes the client's request from its socket.
@@ -406,7 +410,7 @@ mod tests {
         loop {
             tokio::select! {
                 Some(client) = events.ready.recv() => {
-                    if let Sent::Message(bytes) = clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
+                    if let ReadResult::Message(bytes) = clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
                         return (client, bytes.len());
                     }
                 }
@@ -524,7 +528,8 @@ mod tests {
                 // Those that have given way are ready, too.
                 let client = loop {
                     let client = received.ready.recv().await.unwrap();
-                    if let Sent::Message(_) = clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
+                    if let ReadResult::Message(_) = clients.next(client, &mut [0; MAX_REQUEST_LEN])
+                    {
                         break client;
                     }
                 };
