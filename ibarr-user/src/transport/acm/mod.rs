@@ -109,11 +109,11 @@ struct Client {
     inode: u64,
     tells: Arc<Tells>,
     /// The message whose reply is due, or is being written.
-    asked: Option<Asked>,
+    asked: Option<Unanswered>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct Unanswered {
     len: usize,
     /// There may be more to read after the reply.
     is_more: bool,
@@ -242,7 +242,7 @@ impl Clients {
             Ok(_) => return if is_over { ReadResult::Gone } else { ReadResult::Part },
             Err(_) => there.len(),
         };
-        client.asked = Some(Asked { len, is_more: is_over || there.len() > len });
+        client.asked = Some(Unanswered { len, is_more: is_over || there.len() > len });
         ReadResult::Message(there.get(..len).unwrap_or_default())
     }
 
@@ -250,7 +250,7 @@ impl Clients {
     /// Returns whether that worked.
     pub fn reply(&mut self, id: ClientId, bytes: &[u8]) -> bool {
         let Some(client) = self.by_id.get_mut(&id) else { return true };
-        let Some(Asked { len, is_more }) = client.asked.take() else { return true };
+        let Some(Unanswered { len, is_more }) = client.asked.take() else { return true };
         let stream = client.stream.get_ref();
         let sent = match self.last.send(stream.as_fd(), client.inode, len, bytes) {
             Ok(sent) => sent,
@@ -277,7 +277,7 @@ impl Clients {
         let client = self.by_id.get_mut(&id)?;
         let stream = client.stream.get_ref().try_clone().ok()?;
         let stream = fd::watch(stream, Interest::WRITABLE).ok()?;
-        client.asked = Some(Asked { len: 0, is_more: true });
+        client.asked = Some(Unanswered { len: 0, is_more: true });
         if let Some(gone) = self.full.take(client.user, id).ok()? {
             self.by_id.get(&gone).inspect(|gone| hang_up(gone.stream.get_ref()));
         }
