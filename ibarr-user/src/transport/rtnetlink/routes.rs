@@ -31,13 +31,13 @@ use crate::transport::{Counter, Counters, ROUTE_ANSWERS, ROUTE_QUESTIONS};
 /// ports (`addr_resolve` of drivers/infiniband/core/addr.c).
 #[derive(Debug)]
 pub struct Routes {
-    questions: mpsc::Sender<Asked>,
+    questions: mpsc::Sender<RouteQuery>,
     counters: Arc<Counters>,
 }
 
 /// What is looked up for a question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Asked {
+pub(super) enum RouteQuery {
     Route(Candidate),
     /// The next hop of the route. Before Linux 5.0 the kernel refuses this.
     Neighbour(Question, Route),
@@ -119,16 +119,16 @@ impl Routes {
 
     /// Asks for a route, and gets one answer. Returns whether there was room for it.
     pub fn route(&self, candidate: Candidate) -> bool {
-        self.ask(Asked::Route(candidate))
+        self.ask(RouteQuery::Route(candidate))
     }
 
     /// Asks for the neighbour entry of the next hop of `route`, which a question has, and gets one
     /// answer. Returns whether there was room for it.
     pub fn neighbour(&self, question: Question, route: Route) -> bool {
-        self.ask(Asked::Neighbour(question, route))
+        self.ask(RouteQuery::Neighbour(question, route))
     }
 
-    fn ask(&self, asked: Asked) -> bool {
+    fn ask(&self, asked: RouteQuery) -> bool {
         let is_full = matches!(self.questions.try_send(asked), Err(TrySendError::Full(_)));
         if is_full {
             self.counters.count(Counter::RouteRefused);
@@ -140,7 +140,7 @@ impl Routes {
 struct Asker {
     socket: Socket,
     lookups: Lookups,
-    questions: mpsc::Receiver<Asked>,
+    questions: mpsc::Receiver<RouteQuery>,
     answers: mpsc::Sender<Answer>,
     counters: Arc<Counters>,
 }
@@ -195,7 +195,7 @@ pub(super) struct Lookups {
 
 #[derive(Clone, Copy)]
 struct Pending {
-    asked: Asked,
+    asked: RouteQuery,
     sent: bool,
 }
 
@@ -211,7 +211,7 @@ impl Lookups {
         self.pending.len() < Self::MAX_PENDING
     }
 
-    pub(super) fn handle_question(&mut self, asked: Asked) {
+    pub(super) fn handle_question(&mut self, asked: RouteQuery) {
         self.seq = self.seq.wrapping_add(1);
         self.pending.insert(self.seq, Pending { asked, sent: false });
     }
@@ -220,8 +220,8 @@ impl Lookups {
         let (&seq, pending) = self.pending.iter_mut().find(|(_, pending)| !pending.sent)?;
         pending.sent = true;
         let request = match pending.asked {
-            Asked::Route(candidate) => request(seq, candidate, Traffic::CONNECTIONS),
-            Asked::Neighbour(_, route) => get_neighbour(seq, route),
+            RouteQuery::Route(candidate) => request(seq, candidate, Traffic::CONNECTIONS),
+            RouteQuery::Neighbour(_, route) => get_neighbour(seq, route),
         };
         Some((seq, request))
     }
@@ -281,7 +281,7 @@ impl Lookups {
     }
 }
 
-impl Asked {
+impl RouteQuery {
     fn answered(self, frame: &Frame<'_>) -> Result<Answer, Malformed> {
         Ok(match self {
             Self::Route(candidate) => {
@@ -416,7 +416,7 @@ mod tests {
         assert_eq!([routes.route(route), routes.route(route)], [true, true]);
         assert!(!routes.route(route));
         assert_eq!(counters.get(Counter::RouteRefused), 1);
-        assert_eq!(queued.try_recv(), Ok(Asked::Route(route)));
+        assert_eq!(queued.try_recv(), Ok(RouteQuery::Route(route)));
         assert!(routes.route(route));
     }
 

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 
 use self::kernel::{Attr, Message, index, recorded};
 use super::message::{Frame, Malformed, change, frames};
-use super::routes::{Asked, Lookups};
+use super::routes::{Lookups, RouteQuery};
 use super::*;
 
 const LINKS: &str = include_str!("../../../tests/golden/rtnetlink-links.hex");
@@ -155,7 +155,7 @@ fn recorded_routes_answer_their_questions() {
         let question =
             Question::new(ip(target), ibarr_common::IfIndex::new(egress.parse().unwrap())).unwrap();
         let mut lookups = Lookups::new(Arc::default());
-        lookups.handle_question(Asked::Route(question.into()));
+        lookups.handle_question(RouteQuery::Route(question.into()));
         let (seq, _) = lookups.poll_transmit().unwrap();
         // Recorded with the sequence number 7.
         datagram[8..12].copy_from_slice(&seq.to_ne_bytes());
@@ -394,7 +394,7 @@ proptest! {
                 let _ = frame.errno();
             }
             let mut lookups = Lookups::new(Arc::default());
-            lookups.handle_question(Asked::Route(Question::new(ip("10.0.0.1"), None).unwrap().into()));
+            lookups.handle_question(RouteQuery::Route(Question::new(ip("10.0.0.1"), None).unwrap().into()));
             lookups.poll_transmit().unwrap();
             let mut bytes = bytes;
             if let Some(seq) = bytes.get_mut(8..12) {

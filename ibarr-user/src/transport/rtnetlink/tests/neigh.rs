@@ -229,7 +229,7 @@ fn neighbour_of_a_route_is_looked_up_and_its_gid_read() {
     for (message, expected) in cases {
         let counters = Arc::<Counters>::default();
         let mut lookups = Lookups::new(Arc::clone(&counters));
-        lookups.handle_question(Asked::Neighbour(question, route));
+        lookups.handle_question(RouteQuery::Neighbour(question, route));
         let (seq, request) = lookups.poll_transmit().unwrap();
         let wanted = [
             &36_u32.to_ne_bytes()[..],

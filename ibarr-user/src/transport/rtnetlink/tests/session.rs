@@ -214,7 +214,7 @@ fn lost_route_answers_are_requested_again_when_the_socket_is_empty() {
     let mut seqs = Vec::new();
     for last in 1..=2 {
         let question = Question::new([10, 1, 0, last].into(), None).unwrap();
-        lookups.handle_question(Asked::Route(question.into()));
+        lookups.handle_question(RouteQuery::Route(question.into()));
         seqs.push(lookups.poll_transmit().unwrap().0);
     }
     lookups.handle_loss();
@@ -246,7 +246,7 @@ fn number_of_route_look_ups_is_bounded() {
     let mut taken = 0_u8;
     while lookups.has_room() {
         let question = Question::new([10, 1, 0, taken + 1].into(), None).unwrap();
-        lookups.handle_question(Asked::Route(question.into()));
+        lookups.handle_question(RouteQuery::Route(question.into()));
         taken += 1;
     }
     assert_eq!(taken, 64);
