@@ -32,7 +32,7 @@ pub use self::life::{Blocked, Done, Kind, NotLoaded, Order};
 pub use self::maps::{AllowKey, MapElements, MapUpdate, RouteKey};
 pub use self::settings::{Counter, Settings};
 pub use self::types::{Event, Input, Output, State};
-use self::work::{Attachment, Generation, Outcome};
+use self::work::{Attachment, Outcome, Version};
 pub use self::work::{Hook, Mode, Step, Work, WorkResult};
 use crate::Fault;
 use crate::counters::Counters;
@@ -54,8 +54,8 @@ pub struct Responder {
     allow: Prefixes,
     life: Life,
     interfaces: BTreeMap<IfIndex, Slot>,
-    /// The last generation handed out.
-    generation: Generation,
+    /// The last version that an interface has.
+    version: Version,
     maps: Maps,
     /// Updates that the driver has yet to take.
     updates: VecDeque<MapUpdate>,
@@ -65,7 +65,7 @@ pub struct Responder {
     revokes: bool,
     /// The lease has to be renewed when all updates are done: the time now, and that of the last dump.
     renewal: Option<(Instant, Instant)>,
-    need: Pending,
+    need: WorkDue,
     /// The driver has to close the maps.
     closes: bool,
     /// The dump of the view after which the attachments were last checked.
@@ -86,7 +86,7 @@ pub struct Responder {
 struct Slot {
     served: ServedInterface,
     state: State,
-    generation: Generation,
+    version: Version,
     repair: Repair,
     /// When a program that others have removed is attached again.
     repair_at: Option<Instant>,
@@ -117,12 +117,12 @@ enum Writing {
 
 /// The pending work on programs.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
-enum Pending {
+enum WorkDue {
     #[default]
     Nothing,
     /// Check whether others have removed a program.
     Look,
-    /// Attach and detach: the attachments may differ from the generation.
+    /// Attach and detach: the attachments may differ from what is wanted.
     All,
 }
 
@@ -153,7 +153,7 @@ impl Responder {
             _ => {}
         }
         if let Fact::Served(_) | Fact::NotServed(_) = fact {
-            self.need = Pending::All;
+            self.need = WorkDue::All;
         }
         // Otherwise all maps will be filled from the view.
         if matches!(self.maps, Maps::Filling | Maps::Equal) || self.due.is_none() {
@@ -203,7 +203,7 @@ impl Responder {
                 }
                 // The guards change with the programs.
                 self.life.generation += 1;
-                self.need = self.need.max(Pending::Look);
+                self.need = self.need.max(WorkDue::Look);
             }
         }
     }
@@ -228,7 +228,7 @@ impl Responder {
         // Check every few seconds, and after link events: a link can be detached, and an interface
         // can be replaced under the same index before we hear of its removal.
         if self.looked_after.replace(confirmed_at) != Some(confirmed_at) {
-            self.need = self.need.max(Pending::Look);
+            self.need = self.need.max(WorkDue::Look);
         }
         if self.due.is_none_or(|due| due <= now) {
             self.due = Some(now);
@@ -297,7 +297,7 @@ impl Responder {
         if !self.wants_work() {
             return None;
         }
-        let need = core::mem::replace(&mut self.need, Pending::Nothing);
+        let need = core::mem::replace(&mut self.need, WorkDue::Nothing);
         if core::mem::take(&mut self.gives_up) {
             return Some(Work::default());
         }
@@ -312,15 +312,11 @@ impl Responder {
                 State::Attached(hook) => Some(hook),
                 _ => None,
             };
-            if need == Pending::Look && attached.is_none() {
+            if need == WorkDue::Look && attached.is_none() {
                 continue;
             }
-            work.wanted.push(Attachment {
-                served: slot.served,
-                generation: slot.generation,
-                hooks,
-                attached,
-            });
+            let Slot { served, version, .. } = *slot;
+            work.wanted.push(Attachment { served, version, hooks, attached });
         }
         Some(work)
     }
@@ -328,16 +324,16 @@ impl Responder {
     fn wants_work(&self) -> bool {
         // A program without a lease answers nothing, and may replace one that does.
         let is_leased = self.maps == Maps::Equal && self.cfg.lease_end > 0;
-        self.gives_up || self.need > Pending::Nothing && is_leased
+        self.gives_up || self.need > WorkDue::Nothing && is_leased
     }
 
     fn arranged(&mut self, now: Instant, done: WorkResult) {
-        for (ifindex, generation, outcome) in done.interfaces {
+        for (ifindex, version, outcome) in done.interfaces {
             match self.interfaces.get_mut(&ifindex) {
-                Some(slot) if slot.generation == generation => {
+                Some(slot) if slot.version == version => {
                     note(now, slot, outcome, &mut self.counters, &mut self.events);
                 }
-                // The generation has changed meanwhile, so there is new work.
+                // Another version is wanted meanwhile, so there is new work.
                 _ => {}
             }
         }
@@ -487,7 +483,7 @@ impl Responder {
                 self.counters.count(Counter::LeaseRenewals);
                 self.due = Some(now + self.settings.lease / 3);
                 // An earlier failure may succeed now.
-                self.need = Pending::All;
+                self.need = WorkDue::All;
             }
         }
     }
@@ -524,28 +520,22 @@ impl Responder {
     /// Begins anew, with the counters.
     fn close(&mut self) {
         let closes = self.closes || self.maps != Maps::Closed;
-        let Self { settings, allow, life, generation, counters, events, .. } =
-            core::mem::take(self);
+        let Self { settings, allow, life, version, counters, events, .. } = core::mem::take(self);
         *self =
-            Self { settings, allow, life, generation, closes, counters, events, ..Self::default() };
+            Self { settings, allow, life, version, closes, counters, events, ..Self::default() };
     }
 
     fn serve(&mut self, served: &ServedInterface) {
         let slot = self.interfaces.entry(served.ifindex).or_insert_with(|| {
-            self.generation.0 += 1;
-            let (repair, repair_at) = (Repair::default(), None);
-            Slot {
-                served: *served,
-                state: State::Pending,
-                generation: self.generation,
-                repair,
-                repair_at,
-            }
+            self.version.0 += 1;
+            let (served, version) = (*served, self.version);
+            let (state, repair, repair_at) = (State::Pending, Repair::default(), None);
+            Slot { served, state, version, repair, repair_at }
         });
         if (slot.served.name, slot.served.altnames) != (served.name, served.altnames) {
             // The choice of hooks may depend on the settings.
-            self.generation.0 += 1;
-            (slot.state, slot.generation) = (State::Pending, self.generation);
+            self.version.0 += 1;
+            (slot.state, slot.version) = (State::Pending, self.version);
         }
         slot.served = *served;
     }
@@ -554,7 +544,7 @@ impl Responder {
     fn repair(&mut self, now: Instant) {
         for slot in self.interfaces.values_mut() {
             if slot.repair_at.take_if(|at| *at <= now).is_some() {
-                self.need = Pending::All;
+                self.need = WorkDue::All;
             }
         }
     }
@@ -562,10 +552,10 @@ impl Responder {
     fn want_all_anew(&mut self) {
         for slot in self.interfaces.values_mut() {
             slot.repair_at = None;
-            self.generation.0 += 1;
-            (slot.state, slot.generation) = (State::Pending, self.generation);
+            self.version.0 += 1;
+            (slot.state, slot.version) = (State::Pending, self.version);
         }
-        self.need = Pending::All;
+        self.need = WorkDue::All;
     }
 }
 

@@ -83,22 +83,22 @@ pub struct Work {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Attachment {
     pub(super) served: ServedInterface,
-    /// Returned with the outcome, which applies to this generation and no later one.
-    pub(super) generation: Generation,
+    /// Returned with the outcome, which applies to this version and no later one.
+    pub(super) version: Version,
     /// The hooks to try, the best first.
     pub(super) hooks: &'static [Hook],
     /// The hook at which this daemon has attached it.
     pub(super) attached: Option<Hook>,
 }
 
-/// Identifies a version of the generation for an interface.
+/// Identifies a version of what an interface shall have.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct Generation(pub(super) u64);
+pub(super) struct Version(pub(super) u64);
 
 /// The outcome of a [`Work`].
 #[derive(Clone, Debug)]
 pub struct WorkResult {
-    pub(super) interfaces: Vec<(IfIndex, Generation, Outcome)>,
+    pub(super) interfaces: Vec<(IfIndex, Version, Outcome)>,
     /// Whether all other attachments and layouts were removed.
     pub(super) settled: Result<(), Fault>,
 }
@@ -144,7 +144,7 @@ impl Work {
                 Outcome::Lost | Outcome::Failed(_) => None,
             };
             keep.extend(hook.map(|hook| (ifindex, hook)));
-            interfaces.push((ifindex, wanted.generation, outcome));
+            interfaces.push((ifindex, wanted.version, outcome));
         }
         let settled = attached.and_then(|attached| {
             let mut gone = attached.difference(&keep);
