@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The kernel's numbers of network devices.
+
 use core::fmt;
 use core::num::NonZeroU32;
 

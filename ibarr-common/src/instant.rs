@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Points on the clock that daemon and programs share.
+
 use core::fmt;
 use core::ops::{Add, AddAssign};
 use core::time::Duration;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! GIDs, and the subnet prefix and GUID that they consist of.
+
 use core::fmt;
 use core::net::Ipv6Addr;
 use core::str::FromStr;

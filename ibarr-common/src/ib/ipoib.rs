@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Hardware addresses of IPoIB, in which the GID of a port stands.
+
 use core::fmt;
 use core::str::FromStr;
 

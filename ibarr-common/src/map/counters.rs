@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! What the programs count, and how the daemon names it.
+
 use core::ops::Sub;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Elements of the maps that answer queries by address.
+
 use core::fmt;
 use core::net::IpAddr;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! The small map that spares most queries a look-up of their source.
+
 use super::GidKey;
 
 /// The bit of a [`GidKey`] in [`OWN_BITS`](super::OWN_BITS). It is set if the GID cache has that

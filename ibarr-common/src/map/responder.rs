@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Elements of the maps that say where and whom the programs answer.
+
 use core::net::IpAddr;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
+//! Stands in for the module that reports packets, in programs that report none.
+
 use ibarr_common::map::{Program, Reason};
 
 /// Whether [`packet`] does anything.
