@@ -3,8 +3,8 @@
 //! A node: the cores, connected. The daemon's loop and the simulation both drive this type, so that
 //! the simulation proves the order of steps that the daemon executes.
 //!
-//! What one core has for another changes it as an input, by its `handle_input`; only what changes nothing is a look-up
-//! by a plain call. What the driver alone wants, to configure, forget or restore, goes straight to its core.
+//! What one core has for another changes it as an input, by its `handle_input`; look-ups, which change nothing, and
+//! reports to the trace are calls. What the driver alone wants, to configure, forget or restore, is a call of it.
 
 mod driver;
 mod facts;
@@ -34,8 +34,8 @@ use crate::trace::{self, Trace};
 
 /// All cores of a node, see the [module](self).
 ///
-/// A turn consists of any number of [`handle_input`](Self::handle_input), one
-/// [`handle_timeout`](Self::handle_timeout), then [`poll`](Self::poll) until it returns `None`, all
+/// A turn consists of any number of [`handle_input`](Self::handle_input), at most one
+/// [`handle_timeout`](Self::handle_timeout) (see [`turn`](crate::turn)), then [`poll`](Self::poll) until it returns `None`, all
 /// with the time of the turn; then the driver waits until [`poll_timeout`](Self::poll_timeout).
 pub struct Node {
     view: LocalView,
@@ -382,7 +382,7 @@ impl Node {
         self.requests.handle_input(now, requests::Input::Path(request));
     }
 
-    /// Performs all actions that are due. Early calls do nothing.
+    /// Performs all actions that are due, but for [`Self::assess`]. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
         self.view.handle_timeout(now);

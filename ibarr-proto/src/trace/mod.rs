@@ -2,7 +2,7 @@
 
 //! What happens to each request, for `ibarr trace`.
 //!
-//! The cores report requests and their ends, the driver reports what goes over the wire. Requests for the
+//! The node reports requests and their ends, the driver reports what goes over the wire. Requests for the
 //! same thing share one search, so their events form one *chain*, which ends with the last answer, or with
 //! the nudge after it. While the trace is off, each report is one comparison.
 

@@ -3,7 +3,7 @@
 //! The inputs of the engine, except the kernel's requests and the timer, for which the engine waits
 //! itself.
 //!
-//! There are a dozen channels, and most of the time all but one are silent. Polling all of them
+//! There are some twenty channels, and most of the time all but one are silent. Polling all of them
 //! after every request of the kernel would cost more than the answer, so a channel is polled only
 //! after something was put into it.
 
@@ -46,7 +46,7 @@ pub(super) enum Input {
     Ask(Ask),
     Loaded(Box<Result<Config, config::Error>>),
     Command(Command),
-    /// A core has asked to be called at this time.
+    /// A core, or a server that is to be opened again, has asked to be called at this time.
     Timeout,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The one task that calls the cores. Every event is an `Input`; each is passed to a core with the
+//! The one task that calls the cores. Every event is an `Input`; what concerns a core is passed to it with the
 //! time of the turn, then the outputs of the cores are drained. The cores decide what a peer, the
 //! kernel or an administrator gets.
 

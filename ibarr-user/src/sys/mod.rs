@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The system calls of the daemon, and the only place for them: the clock, UDP sockets with packet
+//! The system calls that need `unsafe`, or that several modules share: the clock, UDP sockets with packet
 //! info, the socket to the RDMA core, umad devices, inherited descriptors, drivers, peer
 //! credentials.
 

@@ -88,9 +88,9 @@ pub(crate) struct Sockets {
     dropped: u64,
 }
 
-/// Receive buffer of a socket, in bytes. 32 sockets share the replies to 4,096 queries in flight,
-/// which may all arrive at once. The buffer holds twice the average share, because queries choose
-/// sockets at random. 64 sockets of each family, half of them in grace, hold 256 MiB at most.
+/// Receive buffer of a socket, in bytes. 32 sockets share the replies to the queries in flight, which may all
+/// arrive at once, and queries choose sockets at random. 64 sockets of each family, half of them in grace, hold
+/// 256 MiB at most in each routing domain.
 const HOLD: usize = 2 << 20;
 
 impl Sockets {
@@ -195,7 +195,7 @@ impl Reader {
                 }
             }
             self.read();
-            // There are up to 64 readers: the others and the engine need their turn.
+            // There are many readers: the others and the engine need their turn.
             tokio::task::coop::consume_budget().await;
         }
     }

@@ -12,7 +12,7 @@
 //! The next turn goes to the question that has been sent least often, and among equals to the one
 //! that has waited longest. A question that has never been sent thus precedes all those whose
 //! target had a chance and may be dead. A turn lasts until the first resend (20 ms), or less if so
-//! many questions wait for the hop that a *round* of one turn each would exceed `probe_round` (0.5
+//! many questions wait for the hop that a *round* of one turn each would exceed `Limits::round` (0.5
 //! s). A live target behind a gateway is therefore asked within a round of its question's arrival,
 //! however many dead targets are asked for at the same time. A gateway that never answers is sent
 //! at most 50 datagrams a second, or two a second for each question.

@@ -3,9 +3,9 @@
 //! The map of peers' answers, for people and for the next daemon. No program reads it, so a mistake here costs a query
 //! but never gives a wrong answer.
 //!
-//! **While the map is open, it is equal to the positive answers of the cache at the end of each turn.** It is made equal
-//! in parts, over several turns, after it was opened, after a change that failed, and after more changes than the cache
-//! notes. First each element of the map is compared with the cache, then each answer that is missing is added. Changes
+//! **Once the map is equal to the positive answers of the cache, it is so at the end of each turn.** It is made equal
+//! in parts, over several turns, after it was opened, some seconds after a change that failed, and after more changes
+//! than the cache notes. First each element of the map is compared with the cache, then each answer that is missing is added. Changes
 //! of the cache are written all the while.
 
 use alloc::collections::VecDeque;
