@@ -259,9 +259,14 @@ impl World {
         };
         // An answer may be repeated, or have waited for room.
         let has_waited = self.machines[id].troubles.until(Trouble::Clogged) >= dealt.asked_at;
+        if dealt.is_reused && has_waited {
+            return;
+        }
         let is_new = dealt.is_first() && !has_waited;
         let late = self.slept_lately(Some(id), dealt.asked_at) + ms(100);
         let since = match (is_new, has_waited) {
+            // Which of its requests is answered is not known, so the age is not.
+            _ if dealt.is_reused => before(self.now, secs(60)),
             (true, _) => self.now,
             (false, false) => dealt.asked_at.max(before(self.now, MEMORY + late)),
             (false, true) => dealt.asked_at,

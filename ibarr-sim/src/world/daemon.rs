@@ -398,6 +398,7 @@ impl World {
             self.claims.breaks(now, [Some(id), None], text);
         }
         (daemon.unsent, daemon.was_refused) = (None, true);
+        daemon.paths.closed();
         let machine = &mut self.machines[id];
         for is_there in [false, true] {
             machine.kernel.handle_input(now, kernel::Input::Listener(is_there));
@@ -406,7 +407,8 @@ impl World {
         machine.kernel_socket.open();
         machine.troubles.disturb(now);
         self.settle_kernel(id);
-        daemon.inbox.push_back(Inbox::Opened);
+        // The driver says so before it reads the socket.
+        self.take(id, daemon, &Inbox::Opened);
     }
 
     fn told(&mut self, id: usize, daemon: &mut Daemon, request: UserRequest, outcome: Outcome) {

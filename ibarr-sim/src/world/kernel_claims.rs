@@ -41,6 +41,8 @@ pub(super) struct Dealt {
     answered: u32,
     pub(super) asked_at: Instant,
     pub(super) target: Option<IpAddr>,
+    /// Another request has had the number, and its answer may still wait for room.
+    pub(super) is_reused: bool,
 }
 
 impl KernelClaims {
@@ -75,7 +77,9 @@ impl KernelClaims {
             let new = Dealt { asked_at: now, ..Dealt::default() };
             let dealt = self.requests.entry((kind, message.seq())).or_insert(new);
             dealt.heard += 1;
-            dealt.target = target.or(dealt.target);
+            let last = dealt.target;
+            dealt.target = target.or(last);
+            dealt.is_reused |= last.is_some() && dealt.target != last;
         }
     }
 

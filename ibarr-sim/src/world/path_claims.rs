@@ -113,8 +113,18 @@ impl PathClaims {
                 self.doubt_at = now;
             }
             let unread = now.since(sent_at);
-            self.wanted.insert(message.seq(), Wanted { question, unread });
+            let wanted = Wanted { question, unread };
+            // A request whose number another one takes is forgotten, and its question may be asked again.
+            if let Some(forgotten) = self.wanted.insert(message.seq(), wanted) {
+                self.asked.remove(&forgotten.question);
+            }
         }
+    }
+
+    /// The daemon closes its socket to the kernel, and forgets its requests.
+    pub(super) fn closed(&mut self) {
+        self.wanted.clear();
+        self.asked.clear();
     }
 
     /// How long the request lay unread behind others, if it has no answer yet.

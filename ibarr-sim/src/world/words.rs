@@ -18,6 +18,7 @@ use ibarr_common::wire::ip2gid::{Datagram, MsgId, Query, Reply};
 use ibarr_proto::ip2gid::client::Settings;
 
 use super::World;
+use super::troubles::Trouble;
 use crate::dice::{ms, secs};
 use crate::record::START;
 
@@ -110,7 +111,10 @@ impl World {
         at: Instant,
         extra: Duration,
     ) -> bool {
-        let extra = extra + self.slept_lately(Some(id), before(at, SILENT_LAG));
+        // A dump takes the place of lost events, and starts anew with each that is lost meanwhile.
+        let loses = self.machines[id].troubles.until(Trouble::RtnetlinkLoses);
+        let lost = if loses >= before(at, SILENT_LAG) { SILENT_LAG } else { Duration::ZERO };
+        let extra = extra + lost + self.slept_lately(Some(id), before(at, SILENT_LAG));
         let told = before(at, TOLD_LAG + extra);
         self.truth.owners(address, told).any(|owner| owner == id)
             && self.truth.had(id, gid, told, before(at, SILENT_LAG + extra))
