@@ -120,7 +120,7 @@ fn prebuilt(root: &Path) -> Result<PathBuf> {
         .with_context(|| format!("{name} is not under {}; g++ would do instead", clang.display()))
 }
 
-/// Whether to show libFuzzer's own lines.
+/// Whether to show libFuzzer's own lines. If not, as in CI, each search tries the same inputs.
 #[derive(Clone, Copy)]
 enum Progress {
     Shown,
@@ -169,7 +169,7 @@ impl<'a> Target<'a> {
             .arg(with_path("-artifact_prefix=", &self.crashes.join("")));
         let ran = match progress {
             Progress::Shown => process::run(&mut command),
-            Progress::Hidden => process::output(&mut command).map(drop),
+            Progress::Hidden => process::output(command.arg("-seed=1")).map(drop),
         };
         let Err(error) = ran else { return Ok(()) };
         let Some(crash) = files(&self.crashes)?.into_iter().next() else { return Err(error) };
