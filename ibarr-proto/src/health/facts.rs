@@ -13,6 +13,7 @@ use thiserror::Error;
 use super::Cause;
 use crate::Fault;
 use crate::ip2gid::Family;
+use crate::ip2gid::client::Candidate;
 use crate::local_view::rules::Diverted;
 use crate::local_view::{InterfaceName, Pattern};
 use crate::paths::{self, PortName};
@@ -31,6 +32,8 @@ pub enum Input {
     Asked,
     /// The daemon ends, and nothing is judged any more.
     Stop,
+    /// A datagram is sent to this peer.
+    Sent(Candidate),
     Addresses(Addresses),
     /// See [`LocalService::refusal`](crate::local_service::LocalService::refusal).
     AnswersRefused(Option<i32>),

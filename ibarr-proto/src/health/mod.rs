@@ -23,6 +23,7 @@ use core::time::Duration;
 
 use ibarr_common::Instant;
 
+use crate::ip2gid::client::Candidate;
 use crate::local_view::InterfaceName;
 use crate::paths::PortName;
 
@@ -31,7 +32,6 @@ pub use self::facts::{
     Acm, Addresses, Configuration, Control, Device, FewDescriptors, GroupUnknown, Input, Kernel,
     KernelSilent, Listener, Missing, Peers, Port, Programs, Served, Setting, Socket,
 };
-use self::recent::RecentPeers;
 use self::rules::Finding;
 
 /// The health of a daemon, see the [module](self).
@@ -47,7 +47,8 @@ pub struct Health {
     once_active: BTreeSet<PortName>,
     counts: BTreeMap<Cause, Count>,
     events: VecDeque<Event>,
-    pub(crate) recent: RecentPeers,
+    /// The peers that datagrams were sent to, the newest first.
+    recent: Vec<Candidate>,
 }
 
 /// After its start a daemon is assessed when it is ready, and at the latest after this.
@@ -330,6 +331,7 @@ impl Health {
             Input::Asked if self.assessed_at.is_some() => self.hasten(now),
             Input::Ready | Input::Asked => {}
             Input::Stop => self.due = None,
+            Input::Sent(peer) => self.sent_to(peer),
             Input::Addresses(addresses) => facts.addresses = addresses,
             Input::AnswersRefused(errno) => facts.answers_refused = errno,
             Input::Ports(ports) => facts.ports = ports,

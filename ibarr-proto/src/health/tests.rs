@@ -4,6 +4,7 @@
 
 use std::net::Ipv6Addr;
 use std::num::NonZeroU16;
+use std::ops::RangeInclusive;
 
 use ibarr_common::ib::Lid;
 use proptest::prelude::*;
@@ -262,28 +263,25 @@ fn rule_counts_while_the_kernel_takes_it_to_a_recent_peer() {
             Question::new(Ipv6Addr::from_bits((0xfd << 120) + u128::from(n)).into(), None).unwrap(),
         )
     };
-    // Connections go by way 0.
-    let way = |diverted: u32| {
-        move |candidate: Candidate, packets: Traffic| {
-            let is_cut = candidate == peer(diverted) && packets != Traffic::CONNECTIONS;
-            if is_cut { Err("no route") } else { Ok(0) }
-        }
-    };
     let mut health = health();
-    for n in 1..=40 {
-        health.recent.add(peer(n));
-    }
+    // The kernel has ways but for the datagrams to one peer.
+    let found = |health: &mut Health, by_rules: Vec<Diverted>, cut: u32| {
+        let is_there = |(to, traffic): &_| *to != peer(cut) || *traffic == Traffic::CONNECTIONS;
+        let ways = health.ways(&by_rules).into_iter().filter(is_there);
+        health.diverted(by_rules, &ways.map(|way| (way, 0)).collect::<Vec<_>>())
+    };
+    let add = |health: &mut Health, peers: RangeInclusive<u32>| {
+        peers.for_each(|n| health.handle_input(at(1), Input::Sent(peer(n))));
+    };
+    add(&mut health, 1..=40);
     let rule = Diverted { traffic: Traffic([(7, 7); 4]), ..diverted(None) };
     let of_other = Diverted { family: Family::V4, ..rule };
-    assert_eq!(health.recent.diverted(vec![rule, of_other], way(1)), [rule]);
+    assert_eq!(found(&mut health, vec![rule, of_other], 1), [rule]);
     // The peer stays, others give way to newer ones, and a dead one diverts nothing.
-    for n in 41..=60 {
-        health.recent.add(peer(n));
-    }
-    let found = [1, 2, 32, 50, 60].map(|n| health.recent.diverted(vec![rule], way(n)).len());
-    assert_eq!(found, [1, 0, 0, 1, 0]);
-    let dead = |_, _| Err::<(), _>("no route");
-    assert_eq!(health.recent.diverted(vec![rule], dead), []);
+    add(&mut health, 41..=60);
+    let numbers = [1, 2, 32, 50, 60].map(|n| found(&mut health, vec![rule], n).len());
+    assert_eq!(numbers, [1, 0, 0, 1, 0]);
+    assert_eq!(health.diverted::<()>(vec![rule], &[]), []);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use ibarr_common::Instant;
 use super::Node;
 use crate::acm::{self, Acm};
 use crate::counters::Counters;
+use crate::health;
 use crate::ip2gid::Question;
 use crate::ip2gid::client::{Candidate, Client};
 use crate::ip2gid::server::{self, Received, Server, Silence, Transmit};
@@ -35,7 +36,8 @@ impl Node {
         let reply = self.server.answer(&self.view, received)?;
         if let Some(question) = Question::new(reply.to.ip(), reply.egress) {
             let source = Some(reply.from);
-            self.health.recent.add(Candidate { source, ..question.into() });
+            let peer = Candidate { source, ..question.into() };
+            self.health.handle_input(self.now, health::Input::Sent(peer));
         }
         Ok(reply)
     }

@@ -32,15 +32,19 @@ impl Node {
         }
     }
 
-    /// The policy rules that take datagrams of a user to recent peers by another way than the kernel's connections.
-    /// `way` asks the kernel.
-    pub fn diverted<W: PartialEq, E>(
+    /// See [`Health::ways`]; for the datagrams of a user.
+    pub fn ways(&self, user: u32, port: NonZeroU16) -> Vec<(Candidate, Traffic)> {
+        self.health.ways(&self.view.diverted(user, port))
+    }
+
+    /// See [`Health::diverted`].
+    pub fn diverted<W: PartialEq>(
         &mut self,
         user: u32,
         port: NonZeroU16,
-        way: impl Fn(Candidate, Traffic) -> Result<W, E>,
+        ways: &[((Candidate, Traffic), W)],
     ) -> Vec<Diverted> {
-        self.health.recent.diverted(self.view.diverted(user, port), way)
+        self.health.diverted(self.view.diverted(user, port), ways)
     }
 
     /// See [`Health::poll_event`].

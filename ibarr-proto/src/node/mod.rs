@@ -440,7 +440,7 @@ impl Node {
         }
         if let Some(output) = self.client.poll_transmit() {
             if let client::Output::Route(candidate) = output {
-                self.health.recent.add(candidate);
+                self.health.handle_input(self.now, health::Input::Sent(candidate));
             }
             return Some(Output::Client(output));
         }

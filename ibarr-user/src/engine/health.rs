@@ -52,11 +52,14 @@ pub(super) fn peers(servers: &Servers, settings: &Settings, node: &mut Node) -> 
         blocked,
         small: holds.filter(|&holds| holds < HOLD).map(|holds| (holds, HOLD)),
     };
+    let (user, port) = (geteuid().as_raw(), client.udp_port);
+    let way = |(peer, traffic)| Some(((peer, traffic), rtnetlink::way(peer, traffic).ok()?));
+    let ways: Vec<_> = node.ways(user, port).into_iter().filter_map(way).collect();
     Input::Peers(Peers {
         sockets: servers.states().map(socket).collect(),
         unused: servers.warnings().collect(),
         few_descriptors: settings.options.descriptors.shortage(client.sockets),
-        diverted: node.diverted(geteuid().as_raw(), client.udp_port, rtnetlink::way),
+        diverted: node.diverted(user, port, &ways),
     })
 }
 
