@@ -453,10 +453,10 @@ impl Health {
         self.subsystems.retain(|subsystem, _| subsystems.contains(subsystem));
         for &subsystem in subsystems {
             let state = self.state_of(subsystem);
-            let verdict =
+            let assessment =
                 self.subsystems.entry(subsystem).or_insert(Assessment { state, since: now });
-            if verdict.state != state {
-                *verdict = Assessment { state, since: now };
+            if assessment.state != state {
+                *assessment = Assessment { state, since: now };
             }
         }
     }

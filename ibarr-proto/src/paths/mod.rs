@@ -406,7 +406,7 @@ impl Paths {
     /// The next result for a port of the snapshot.
     pub fn poll_restored(&mut self) -> Option<Restored> {
         let restored = self.restoring.poll_told()?;
-        if restored.verdict != RestoreResult::Taken {
+        if restored.result != RestoreResult::Taken {
             self.counters.add(Counter::NotRestored, restored.paths as u64);
         }
         Some(restored)

@@ -130,8 +130,8 @@ impl Snapshots {
 }
 
 pub(super) fn tell_restored(node: &mut Node) {
-    while let Some(Restored { port, paths, verdict, origin }) = node.poll_restored() {
-        let what = match (verdict, origin) {
+    while let Some(Restored { port, paths, result, origin }) = node.poll_restored() {
+        let what = match (result, origin) {
             (RestoreResult::Taken, Origin::File) => "took over paths of a file",
             (RestoreResult::Changed | RestoreResult::Absent, Origin::File) => {
                 "paths of a file are discarded: the port has changed since it was read; reload"

@@ -74,7 +74,7 @@ pub struct Restored {
     /// Number of its paths that have not expired.
     pub paths: usize,
     /// Whether they are usable.
-    pub verdict: RestoreResult,
+    pub result: RestoreResult,
     /// Where they come from.
     pub origin: Origin,
 }
@@ -140,7 +140,7 @@ impl Restoring {
         {
             entries.truncate(most.saturating_sub(self.ready.len()));
             let paths = entries.len();
-            let verdict = match found(&name) {
+            let result = match found(&name) {
                 Some((port, facts, epoch)) if Identity::of(facts).as_ref() == Some(&identity) => {
                     let ready = |entry| Ready { port, origin, epoch, entry };
                     self.ready.extend(entries.into_iter().map(ready));
@@ -149,7 +149,7 @@ impl Restoring {
                 Some(_) => RestoreResult::Changed,
                 None => RestoreResult::Absent,
             };
-            self.told.push_back(Restored { port: name, paths, verdict, origin });
+            self.told.push_back(Restored { port: name, paths, result, origin });
         }
     }
 
@@ -165,7 +165,7 @@ impl Restoring {
         let Some(identity) = Identity::of(facts) else { return };
         let Some((kept, entries)) = self.waiting.remove(&port) else { return };
         let (paths, origin) = (entries.len(), Origin::LastDaemon);
-        let verdict = match unchanged.filter(|_| kept == identity) {
+        let result = match unchanged.filter(|_| kept == identity) {
             Some(epoch) => {
                 let ready = |entry| Ready { port: index, origin, epoch, entry };
                 self.ready.extend(entries.into_iter().map(ready));
@@ -173,16 +173,16 @@ impl Restoring {
             }
             None => RestoreResult::Changed,
         };
-        self.told.push_back(Restored { port, paths, verdict, origin });
+        self.told.push_back(Restored { port, paths, result, origin });
     }
 
     /// The paths to be remembered now.
     pub(in super::super) fn take(&mut self, now: Instant) -> impl Iterator<Item = Ready> + use<> {
         if self.until <= now {
             for (port, (_, entries)) in core::mem::take(&mut self.waiting) {
-                let (paths, verdict) = (entries.len(), RestoreResult::Absent);
+                let (paths, result) = (entries.len(), RestoreResult::Absent);
                 let origin = Origin::LastDaemon;
-                self.told.push_back(Restored { port, paths, verdict, origin });
+                self.told.push_back(Restored { port, paths, result, origin });
             }
         }
         let taken = self.ready.split_off(self.ready.len().saturating_sub(PART));

@@ -171,9 +171,9 @@ fn left(count: u64) -> Snapshot {
     Snapshot::parse(&encoded(&left)).unwrap()
 }
 
-fn verdicts(rig: &mut Rig) -> Vec<(usize, RestoreResult)> {
+fn results(rig: &mut Rig) -> Vec<(usize, RestoreResult)> {
     let restored = std::iter::from_fn(|| rig.paths.poll_restored());
-    restored.map(|restored| (restored.paths, restored.verdict)).collect()
+    restored.map(|restored| (restored.paths, restored.result)).collect()
 }
 
 /// Performs all actions that are due.
@@ -188,7 +188,7 @@ fn restored_paths_are_asked_for_at_the_rate_or_given_in_doubt() {
     let mut rig = Rig::new();
     rig.paths.restore(rig.now, left(1_000), Duration::from_mins(1));
     settle(&mut rig);
-    assert_eq!(verdicts(&mut rig), [(1_000, RestoreResult::Taken)]);
+    assert_eq!(results(&mut rig), [(1_000, RestoreResult::Taken)]);
     assert_eq!((rig.paths.load().cached, rig.count(Counter::Restored)), (1_000, 1_000));
     assert!(rig.paths.entries().all(|entry| entry.is_doubted));
     for n in 0..1_000 {
@@ -222,10 +222,10 @@ fn restored_paths_of_a_changed_port_are_dropped() {
     for (what, changed) in changes {
         let mut rig = Rig::without_port();
         rig.paths.restore(rig.now, left(3), Duration::ZERO);
-        assert_eq!(verdicts(&mut rig), [], "there was no request yet");
+        assert_eq!(results(&mut rig), [], "there was no request yet");
         rig.port(changed);
         settle(&mut rig);
-        assert_eq!(verdicts(&mut rig), [(3, RestoreResult::Changed)], "{what}");
+        assert_eq!(results(&mut rig), [(3, RestoreResult::Changed)], "{what}");
         assert_eq!(rig.paths.load().cached, 0, "{what}");
     }
 }
@@ -236,10 +236,10 @@ fn restored_paths_wait_for_their_port_and_yield_to_newer_answers() {
     rig.paths.restore(rig.now, left(2), Duration::ZERO);
     rig.port(PortFacts { is_active: false, ..facts() });
     settle(&mut rig);
-    assert_eq!((verdicts(&mut rig), rig.paths.load().cached), (vec![], 0));
+    assert_eq!((results(&mut rig), rig.paths.load().cached), (vec![], 0));
     rig.port(facts());
     settle(&mut rig);
-    assert_eq!((verdicts(&mut rig), rig.paths.load().cached), (vec![(2, RestoreResult::Taken)], 2));
+    assert_eq!((results(&mut rig), rig.paths.load().cached), (vec![(2, RestoreResult::Taken)], 2));
 
     // A port that has got an answer before the file was read.
     let mut rig = Rig::new();
@@ -262,7 +262,7 @@ fn restored_paths_wait_for_their_port_and_yield_to_newer_answers() {
     let mut rig = Rig::without_port();
     rig.paths.restore(rig.now, left(2), Duration::ZERO);
     rig.advance(Duration::from_mins(10));
-    assert_eq!(verdicts(&mut rig), [(2, RestoreResult::Absent)]);
+    assert_eq!(results(&mut rig), [(2, RestoreResult::Absent)]);
     assert_eq!(rig.paths.flush(), 0);
 }
 
@@ -271,7 +271,7 @@ fn snapshot_does_not_prolong_the_life_of_a_path() {
     let mut rig = Rig::new();
     rig.paths.restore(rig.now, left(100), Duration::from_hours(2));
     settle(&mut rig);
-    assert_eq!((verdicts(&mut rig), rig.paths.load().cached), (vec![(0, RestoreResult::Taken)], 0));
+    assert_eq!((results(&mut rig), rig.paths.load().cached), (vec![(0, RestoreResult::Taken)], 0));
     let mut snapshot = left(1);
     snapshot.paths[0].life = u32::MAX;
     rig.paths.restore(rig.now, snapshot, Duration::ZERO);
@@ -301,14 +301,14 @@ fn preloaded_path_is_doubted_until_the_sa_has_confirmed_it_even_after_a_change()
     let mut rig = Rig::new();
     rig.paths.preload(rig.now, left(2));
     settle(&mut rig);
-    assert_eq!(verdicts(&mut rig), [(2, RestoreResult::Taken)]);
+    assert_eq!(results(&mut rig), [(2, RestoreResult::Taken)]);
     assert_eq!(rig.count(Counter::Preloaded), 2);
     // Others are loaded by a reload, when answers of the SA have become wrong meanwhile.
     rig.outcome(question(0));
     rig.port(PortFacts { lid: Lid::new(9), ..facts() });
     assert_eq!(rig.paths.entries().count(), 0);
     rig.paths.preload(rig.now, left(2));
-    assert_eq!(verdicts(&mut rig), [(2, RestoreResult::Changed)]);
+    assert_eq!(results(&mut rig), [(2, RestoreResult::Changed)]);
     rig.port(facts());
     rig.dlid = 7;
     assert_eq!(rig.outcome(question(1)), found(question(1), 7, Source::Sa));
@@ -329,17 +329,17 @@ fn preloaded_and_restored_paths_are_both_taken_and_bounded() {
     let mut rig = Rig::with(config);
     rig.paths.preload(rig.now, left(200));
     rig.paths.preload(rig.now, left(200));
-    assert_eq!(verdicts(&mut rig), [(200, RestoreResult::Taken), (100, RestoreResult::Taken)]);
+    assert_eq!(results(&mut rig), [(200, RestoreResult::Taken), (100, RestoreResult::Taken)]);
     rig.paths.restore(rig.now, left(250), Duration::ZERO);
     settle(&mut rig);
-    assert_eq!(verdicts(&mut rig), [(250, RestoreResult::Taken)]);
+    assert_eq!(results(&mut rig), [(250, RestoreResult::Taken)]);
     assert_eq!((rig.count(Counter::Preloaded), rig.count(Counter::Restored)), (0, 250));
     assert_eq!(rig.paths.load().cached, 250);
     assert_eq!(rig.paths.flush(), 250);
     // A port that is not there gets nothing.
     let mut rig = Rig::without_port();
     rig.paths.preload(rig.now, left(2));
-    assert_eq!(verdicts(&mut rig), [(2, RestoreResult::Absent)]);
+    assert_eq!(results(&mut rig), [(2, RestoreResult::Absent)]);
 }
 
 #[test]

@@ -128,8 +128,8 @@ impl Routes {
         self.ask(RouteQuery::Neighbour(question, route))
     }
 
-    fn ask(&self, asked: RouteQuery) -> bool {
-        let is_full = matches!(self.questions.try_send(asked), Err(TrySendError::Full(_)));
+    fn ask(&self, query: RouteQuery) -> bool {
+        let is_full = matches!(self.questions.try_send(query), Err(TrySendError::Full(_)));
         if is_full {
             self.counters.count(Counter::RouteRefused);
         }
@@ -174,7 +174,7 @@ impl Asker {
                     }
                 }
                 question = self.questions.recv(), if self.lookups.has_room() => match question {
-                    Some(asked) => self.lookups.handle_question(asked),
+                    Some(query) => self.lookups.handle_question(query),
                     None => return Ok(()),
                 },
                 () = self.answers.closed() => return Ok(()),
@@ -195,7 +195,7 @@ pub(super) struct Lookups {
 
 #[derive(Clone, Copy)]
 struct Pending {
-    asked: RouteQuery,
+    query: RouteQuery,
     sent: bool,
 }
 
@@ -211,15 +211,15 @@ impl Lookups {
         self.pending.len() < Self::MAX_PENDING
     }
 
-    pub(super) fn handle_question(&mut self, asked: RouteQuery) {
+    pub(super) fn handle_question(&mut self, query: RouteQuery) {
         self.seq = self.seq.wrapping_add(1);
-        self.pending.insert(self.seq, Pending { asked, sent: false });
+        self.pending.insert(self.seq, Pending { query, sent: false });
     }
 
     pub(super) fn poll_transmit(&mut self) -> Option<(u32, Vec<u8>)> {
         let (&seq, pending) = self.pending.iter_mut().find(|(_, pending)| !pending.sent)?;
         pending.sent = true;
-        let request = match pending.asked {
+        let request = match pending.query {
             RouteQuery::Route(candidate) => request(seq, candidate, Traffic::CONNECTIONS),
             RouteQuery::Neighbour(_, route) => get_neighbour(seq, route),
         };
@@ -227,8 +227,8 @@ impl Lookups {
     }
 
     pub(super) fn handle_unsent(&mut self, seq: u32, errno: Errno, answers: &mut Vec<Answer>) {
-        let Some(Pending { asked, .. }) = self.pending.get(&seq) else { return };
-        let answer = asked.unanswered(NoRoute::Failed(errno));
+        let Some(Pending { query, .. }) = self.pending.get(&seq) else { return };
+        let answer = query.unanswered(NoRoute::Failed(errno));
         self.finish(seq, answer, answers);
     }
 
@@ -258,13 +258,13 @@ impl Lookups {
     }
 
     fn handle_answer(&mut self, frame: &Frame<'_>, answers: &mut Vec<Answer>) {
-        let Some(Pending { asked, .. }) = self.pending.get(&frame.seq) else {
+        let Some(Pending { query, .. }) = self.pending.get(&frame.seq) else {
             return self.counters.count(Counter::RouteUnasked);
         };
-        let answer = asked.answered(frame).unwrap_or_else(|error| {
+        let answer = query.answered(frame).unwrap_or_else(|error| {
             tracing::debug!(%error, "rtnetlink: answer refused");
             self.counters.count(Counter::RtnetlinkMalformedMessage);
-            asked.unanswered(NoRoute::Malformed)
+            query.unanswered(NoRoute::Malformed)
         });
         self.finish(frame.seq, answer, answers);
     }
