@@ -31,6 +31,7 @@ fn lost_meanwhile(node: &Node, kernel: Option<&Kernel>, events: &[&str]) -> usiz
     setsockopt(peer, sockopt::RcvBufForce, &(16 << 20)).unwrap();
     let is_over = AtomicBool::new(false);
     let (asked, answers) = thread::scope(|scope| {
+        let over = Over(&is_over);
         let kernel = kernel.map(|kernel| scope.spawn(|| kernel.ask_without_pause(&is_over)));
         let asking = scope.spawn(|| {
             let mut asked = 0;
@@ -69,7 +70,7 @@ fn lost_meanwhile(node: &Node, kernel: Option<&Kernel>, events: &[&str]) -> usiz
             node.until("the daemon runs", || node.show("ActiveState", "ibarr") == "active");
         }
         thread::sleep(AROUND);
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         if let Some(kernel) = kernel {
             let answered = kernel.join().unwrap();
             assert!(answered > 1_000, "the kernel asked only {answered} times");
@@ -79,6 +80,15 @@ fn lost_meanwhile(node: &Node, kernel: Option<&Kernel>, events: &[&str]) -> usiz
     assert!(answers.values().all(|&count| count == 1));
     assert!(asked > 1_000, "the peer asked only {asked} times");
     (1..=asked).filter(|id| !answers.contains_key(id)).count()
+}
+
+/// Sets the flag when it is dropped, also by a panic: the threads that wait for it end.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// A package of this tree with a later version.

@@ -25,7 +25,7 @@ use nix::unistd::{Pid, close, dup};
 use crate::acm::{Client, counter, serving, to};
 use crate::kernel::{command, pair, with_kept};
 use crate::paths::{FOREIGN, LOCAL, Port, await_capabilities, start};
-use crate::support::{Daemon, Kept, TempDir, json};
+use crate::support::{Daemon, Kept, Over, TempDir, json};
 
 /// A client that asks for one of two paths in turn, and knows its own answers.
 struct Asking {
@@ -245,6 +245,7 @@ fn daemons_that_end_at_random_under_load_lose_no_question() {
     let kept = daemon.keeps(acm::CLIENT, CLIENTS);
     let (answered, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
+        let over = Over(&is_over);
         for client in &mut clients {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
@@ -265,7 +266,7 @@ fn daemons_that_end_at_random_under_load_lose_no_question() {
                 daemon = next(&dir, &kept);
             }
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
     });
     eprintln!("{} answers, {rounds} kills and {rounds} ends", answered.load(Ordering::Relaxed));
     clients.iter_mut().for_each(Asking::is_served);

@@ -20,7 +20,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::{Uid, close};
 use serde_json::Value;
 
-use crate::support::{Daemon, Kept, PATIENCE, TempDir, daemon_command, json, program};
+use crate::support::{Daemon, Kept, Over, PATIENCE, TempDir, daemon_command, json, program};
 
 /// Two addresses of the namespace with a GID, and one without.
 pub(crate) const CONFIG: &str = "[[static-gid]]\nip = \"192.0.2.7\"\ngid = \"fe80::2:c903:0:201\"\n\
@@ -271,15 +271,6 @@ fn endless_requests_of_the_kernel_block_no_other_caller() {
         assert!((100..READ).contains(&read), "{read} datagrams read before an answer");
         assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
     });
-}
-
-/// Sets the flag when it is dropped.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 #[test]

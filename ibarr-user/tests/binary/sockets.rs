@@ -17,7 +17,7 @@ use nix::sys::socket::{
 };
 use nix::unistd::Uid;
 
-use crate::support::{Daemon, PATIENCE, TempDir, daemon_command, free_port, json, program};
+use crate::support::{Daemon, Over, PATIENCE, TempDir, daemon_command, free_port, json, program};
 
 /// The addresses of the namespace.
 const ADDRESSES: [&str; 2] = ["192.0.2.7", "2001:db8:7::7"];
@@ -76,6 +76,7 @@ fn restarts_lose_no_query_that_an_inherited_socket_holds() {
     peer.set_read_timeout(Some(PATIENCE)).unwrap();
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let over = Over(&is_over);
         let asking = scope.spawn(|| {
             let (mut asked, mut waiting) = (0, HashSet::new());
             while !is_over.load(Ordering::Relaxed) || !waiting.is_empty() {
@@ -100,7 +101,7 @@ fn restarts_lose_no_query_that_an_inherited_socket_holds() {
             let mut daemon = Daemon::spawn(with_inherited(&dir, inherited), &dir, &config);
             assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         let inherited = held.each_ref().map(|socket| socket.try_clone().unwrap());
         let _last = Daemon::spawn(with_inherited(&dir, inherited), &dir, &config);
         assert!(asking.join().unwrap() > 1_000);
