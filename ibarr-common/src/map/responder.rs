@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Elements of the maps that say where and whom the programs answer.
+//! Elements of the maps of interfaces, sources and ways back: on which and to which the programs answer.
 
 use core::net::IpAddr;
 

@@ -24,7 +24,7 @@ pub struct Config {
     /// When an address request is dropped, counted from its first arrival. The kernel tells neither
     /// how long its caller waits nor when the caller has gone.
     pub deadline: Duration,
-    /// Tests set others, and reach them.
+    /// The product has the defaults; tests and the simulation set lower ones, to reach them.
     pub limits: Limits,
 }
 

@@ -35,8 +35,8 @@ use crate::trace::{self, Trace};
 /// All cores of a node, see the [module](self).
 ///
 /// A turn consists of any number of [`handle_input`](Self::handle_input), at most one
-/// [`handle_timeout`](Self::handle_timeout) (see [`turn`](crate::turn)), then [`poll`](Self::poll) until it returns `None`, all
-/// with the time of the turn; then the driver waits until [`poll_timeout`](Self::poll_timeout).
+/// [`handle_timeout`](Self::handle_timeout) (see [`turn`](crate::turn)), then [`poll`](Self::poll) until it returns
+/// `None`, all with the time of the turn; then the driver waits until [`poll_timeout`](Self::poll_timeout).
 pub struct Node {
     view: LocalView,
     server: Server,

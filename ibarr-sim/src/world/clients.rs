@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The clients of ACM of a daemon: who is connected, and who waits.
+//! The clients of a daemon's ACM service: which are connected, and which wait.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,14 +13,14 @@ use ibarr_proto::shares::User;
 
 use crate::dice::{Dice, ms, secs};
 
-/// The clients of ACM of a daemon.
+/// The clients of a daemon's ACM service.
 #[derive(Debug, Default)]
 pub(super) struct Applications {
     connected: u64,
     pub(super) clients: BTreeMap<ClientId, Application>,
     /// Clients that have connected in this turn: as many may be disconnected.
     pub(super) newcomers: usize,
-    /// Clients that have left in this turn: what the daemon does for them is nobody's.
+    /// Clients that have disconnected in this turn: no claim is about what the daemon does for them.
     pub(super) left: Vec<ClientId>,
     /// Names that are looked up.
     pub(super) names: Vec<Name>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `vm shell`: the rig, and somebody who types.
+//! `vm shell`: the rig, with a shell at the second serial port.
 
 use std::fs::File;
 use std::process::{Command, ExitCode};

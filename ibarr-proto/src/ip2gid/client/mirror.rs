@@ -5,8 +5,8 @@
 //!
 //! **Once the map is equal to the positive answers of the cache, it is so at the end of each turn.** It is made equal
 //! in parts, over several turns, after it was opened, some seconds after a change that failed, and after more changes
-//! than the cache notes. First each element of the map is compared with the cache, then each answer that is missing is added. Changes
-//! of the cache are written all the while.
+//! than the cache notes. First each element of the map is compared with the cache, then each answer that is missing is
+//! added. Changes of the cache are written all the while.
 
 use alloc::collections::VecDeque;
 use alloc::vec::{self, Vec};

@@ -98,8 +98,8 @@ pub struct Request {
 pub enum Input<'a> {
     /// A caller asks for a GID. Exactly one [`Event::Answered`] follows, unless the request is cancelled.
     Resolve(Request),
-    /// The same, but nobody waits for the peer: [`Event::Answered`] follows at once with a remembered answer that is
-    /// fresh, or else [`Event::NotRemembered`].
+    /// Only the cache may answer: [`Event::Answered`] follows at once if it has a fresh answer, or else
+    /// [`Event::NotRemembered`].
     Recall(Request),
     /// Interfaces or routes have changed.
     Network(BTreeMap<IfIndex, Egress>),
