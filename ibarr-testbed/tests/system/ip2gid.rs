@@ -477,14 +477,14 @@ fn ask(socket: &UdpSocket, server: SocketAddr, query: &[u8]) -> Option<(Vec<u8>,
     receive(socket)
 }
 
-fn receive(socket: &UdpSocket) -> Option<(Vec<u8>, SocketAddr)> {
+pub(crate) fn receive(socket: &UdpSocket) -> Option<(Vec<u8>, SocketAddr)> {
     let mut buffer = [0; 2048];
     let (len, from) = socket.recv_from(&mut buffer).ok()?;
     Some((buffer[..len].to_vec(), from))
 }
 
 /// Tries until `attempt` returns something, for some seconds.
-fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         if let Some(found) = attempt() {
@@ -495,7 +495,7 @@ fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn json(output: &Output) -> Value {
+pub(crate) fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", said(output)))
 }
@@ -526,7 +526,7 @@ fn contains(payload: &[u8], part: &[u8]) -> bool {
     payload.windows(part.len()).any(|window| window == part)
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
+pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
@@ -534,7 +534,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
 }
 
 /// Hex without its `#` lines and white space.
-fn hex(text: &str) -> Vec<u8> {
+pub(crate) fn hex(text: &str) -> Vec<u8> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let digits: Vec<u8> = lines.flat_map(str::bytes).filter(u8::is_ascii_hexdigit).collect();
     let pairs = digits.chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());

@@ -16,6 +16,7 @@ mod doctor;
 mod ip2gid;
 mod lab;
 mod machine;
+mod mixed;
 mod nudge;
 mod responder;
 mod rtnetlink;
