@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod boot;
 mod container;
 mod faults;
 mod journal;

@@ -29,7 +29,7 @@ pub(crate) struct Node {
     leader: String,
     /// A socket of the peer.
     peer: Option<UdpSocket>,
-    _machine: Machine,
+    machine: Machine,
     root: PathBuf,
     bpffs: PathBuf,
     /// Held by the only container: two cores are not enough to boot more at once.
@@ -62,34 +62,30 @@ impl Node {
         mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), Some("mode=0700")).unwrap();
         fs::copy(file("IBARR_PACKAGE"), root.join("ibarr.deb")).unwrap();
 
-        let mut nspawn = nspawn(&lower);
-        nspawn.arg("--directory").arg(&root).arg(format!("--bind={}:/sys/fs/bpf", bpffs.display()));
-        nspawn.args([
-            "--quiet",
-            "--machine=ibarr-test",
-            "--register=no",
-            "--keep-unit",
-            "--private-network",
-            "--system-call-filter=bpf perf_event_open",
-            "--capability=CAP_BPF,CAP_PERFMON,CAP_NET_ADMIN,CAP_SYS_ADMIN",
-            "--console=pipe",
-            "--boot",
-            "systemd.unit=multi-user.target",
-        ]);
-        let console = fs::File::create(directory.join("console")).unwrap();
-        nspawn.stdin(Stdio::null()).stdout(console.try_clone().unwrap()).stderr(console);
-        let nspawn = nspawn.spawn().unwrap();
+        let nspawn = spawn(directory, &[]);
         let leader = String::new();
-        let mut node =
-            Self { nspawn, leader, peer: None, _machine: machine, root, bpffs, _turn: turn };
+        let mut node = Self { nspawn, leader, peer: None, machine, root, bpffs, _turn: turn };
         node.wait();
         node.wire();
         node
     }
 
+    /// Shuts the container down and boots it again, with more options of systemd-nspawn.
+    pub(crate) fn reboot(&mut self, options: &[&str]) {
+        self.run("systemctl poweroff");
+        let end = Instant::now() + PATIENCE;
+        while self.nspawn.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "the container does not end");
+            thread::sleep(STEP);
+        }
+        self.nspawn = spawn(self.machine.directory(), options);
+        self.wait();
+        self.wire();
+    }
+
     /// Waits until systemd has started everything.
     fn wait(&mut self) {
-        let console = self.root.with_file_name("console");
+        let console = self.machine.directory().join("console");
         let console = || fs::read_to_string(&console).unwrap_or_default();
         let children = format!("/proc/{0}/task/{0}/children", self.nspawn.id());
         let end = Instant::now() + PATIENCE;
@@ -253,6 +249,27 @@ impl Drop for Node {
 /// How long anything may take in a container.
 const PATIENCE: Duration = Duration::from_mins(1);
 const STEP: Duration = Duration::from_millis(50);
+
+/// Boots the container whose files are in `directory`.
+fn spawn(directory: &Path, options: &[&str]) -> Child {
+    let mut nspawn = nspawn(&file("IBARR_DEBIAN_ROOT"));
+    nspawn.arg("--directory").arg(directory.join("root"));
+    nspawn.arg(format!("--bind={}:/sys/fs/bpf", directory.join("bpffs").display()));
+    nspawn.args([
+        "--quiet",
+        "--machine=ibarr-test",
+        "--register=no",
+        "--keep-unit",
+        "--private-network",
+        "--system-call-filter=bpf perf_event_open",
+        "--capability=CAP_BPF,CAP_PERFMON,CAP_NET_ADMIN,CAP_SYS_ADMIN",
+        "--console=pipe",
+    ]);
+    nspawn.args(options).args(["--boot", "systemd.unit=multi-user.target"]);
+    let console = fs::File::create(directory.join("console")).unwrap();
+    nspawn.stdin(Stdio::null()).stdout(console.try_clone().unwrap()).stderr(console);
+    nspawn.spawn().unwrap()
+}
 
 /// `systemd-nspawn` of the root file system, with its own libraries: the machine may have none.
 fn nspawn(root: &Path) -> Command {
