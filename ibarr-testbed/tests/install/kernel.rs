@@ -89,6 +89,24 @@ impl Kernel {
             }
         }
     }
+
+    /// The times in milliseconds that the daemon has set for the kernel's requests (`RDMA_NL_LS_OP_SET_TIMEOUT`), after
+    /// the service was stopped and systemd has closed the other end.
+    pub(crate) fn timeouts_until_its_end(&self) -> Vec<u32> {
+        const SET_TIMEOUT: [u8; 2] = 0x1001_u16.to_ne_bytes();
+        let mut timeouts = Vec::new();
+        loop {
+            let mut datagram = [0; 8192];
+            let length = recv(self.socket, &mut datagram, MsgFlags::empty()).unwrap();
+            if length == 0 {
+                return timeouts;
+            }
+            if datagram[4..6] == SET_TIMEOUT {
+                // After the header of the message and that of its attribute.
+                timeouts.push(u32::from_ne_bytes(datagram[20..24].try_into().unwrap()));
+            }
+        }
+    }
 }
 
 impl Drop for Kernel {

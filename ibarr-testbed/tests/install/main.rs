@@ -16,6 +16,7 @@ mod rpm;
 mod service;
 mod socket;
 mod upgrade;
+mod way_out;
 
 #[path = "../system/machine.rs"]
 #[expect(dead_code, reason = "the system tests use the rest")]

@@ -220,6 +220,18 @@ impl Node {
         host(&format!("nsenter --target {} --net -- ethtool -K eth0 rxvlan off", self.leader));
     }
 
+    /// The output of a program of the machine that has the network of the container, or its error.
+    pub(crate) fn with_its_network(&self, words: &[&str]) -> Result<String, String> {
+        let mut command = program("nsenter");
+        command.args(["--target", &self.leader, "--net", "--"]).args(words);
+        let output = command.output().unwrap();
+        if output.status.success() {
+            Ok(String::from_utf8(output.stdout).unwrap())
+        } else {
+            Err(said(&output))
+        }
+    }
+
     /// Puts a wire between the container and the calling thread's network namespace.
     fn wire(&mut self) {
         let leader = &self.leader;

@@ -141,13 +141,13 @@ fn stuck_daemon_is_killed_and_started_again() {
 #[test]
 fn stopped_service_leaves_no_process_and_no_run_directory() {
     let node = started();
-    node.ok("systemctl stop ibarr.socket ibarr.service");
+    node.ok("systemctl stop ibarr.service");
     assert_eq!(node.show("ActiveState", "ibarr"), "inactive");
     assert_eq!(node.show("Result", "ibarr"), "success");
     assert!(!node.run("pidof ibarr").status.success());
     node.ok("test ! -e /run/ibarr");
-    // The kernel answers until the lease ends, unless it is told not to.
+    // The kernel answers until the lease ends, or the port is given back.
     assert_eq!(node.ask(), Some(GID.parse().unwrap()));
-    node.ok("ibarr detach");
+    node.ok("systemctl stop ibarr.socket");
     assert_eq!(node.ask(), None);
 }

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! What is left of ibarr on a node that gives it up: its files, and nothing in the kernel.
+
+use crate::kernel::Kernel;
+use crate::node::{GID, Node};
+
+/// The command of docs/boot.md.
+const WAY_OUT: &str = "systemctl disable --now ibarr.service ibarr.socket ibarr-acm.socket";
+
+#[test]
+fn one_command_leaves_nothing_of_ibarr_in_the_kernel() {
+    let node = Node::installed();
+    let config = node.ok("cat /etc/ibarr/ibarr.toml");
+    node.send_whole_frames();
+    node.until("the link-local address is no longer tentative", || {
+        !node.ok("ip -6 address show dev eth0 scope link -tentative").is_empty()
+    });
+    // Fills the neighbour tables.
+    assert_eq!(node.ask(), None);
+    let before = kernel_state(&node);
+    let kernel = Kernel::start(&node);
+    for responder in ["tc", "clsact", "xdp-generic"] {
+        node.configure(&format!("responder = \"{responder}\"\n{config}"));
+        // The stand-in for the kernel stays at the first start alone.
+        node.ok("systemctl enable --now ibarr && ibarr reload");
+        assert_eq!(node.ask(), Some(GID.parse().unwrap()), "{responder}");
+        assert_ne!(kernel_state(&node), before, "{responder}");
+        let maps = maps(&node);
+        assert!(!maps.is_empty(), "{responder}: {}", kernel_state(&node));
+
+        node.ok(WAY_OUT);
+        assert_eq!(kernel_state(&node), before, "{responder}");
+        assert_eq!(node.ask(), None, "{responder}");
+        // A program holds its maps, so no program is there either. The kernel frees both a moment later.
+        for map in &maps {
+            let is_there = || node.with_its_network(&["bpftool", "map", "show", "id", map]).is_ok();
+            node.until(&format!("{responder}: map {map} is gone"), || !is_there());
+        }
+        if responder == "tc" {
+            assert_eq!(kernel.timeouts_until_its_end().last(), Some(&KERNELS_DEFAULT));
+        }
+    }
+}
+
+#[test]
+fn node_that_gave_ibarr_up_stays_without_it_after_a_boot() {
+    let mut node = Node::installed();
+    node.ok("systemctl enable --now ibarr");
+    node.ok(WAY_OUT);
+    node.reboot(&[]);
+    assert_eq!(node.ask(), None);
+    let left = kernel_state(&node);
+    for nothing in ["4791", "/ibarr/", "clsact", "prog/xdp", "eth0(2)"] {
+        assert!(!left.contains(nothing), "{nothing} in {left}");
+    }
+    for unit in ["ibarr.service", "ibarr.socket", "ibarr-acm.socket", "ibarr-port.service"] {
+        assert_eq!(node.show("ActiveState", unit), "inactive");
+    }
+}
+
+/// The initial `sa_local_svc_timeout_ms` of drivers/infiniband/core/sa_query.c.
+const KERNELS_DEFAULT: u32 = 2000;
+
+/// What a program can leave in the kernel: pins, programs, qdiscs, filters, addresses of neighbours, routes, rules, sockets,
+/// and settings of the network.
+fn kernel_state(node: &Node) -> String {
+    let inside = node.ok("find /sys/fs/bpf
+        tc qdisc show
+        tc filter show dev eth0 ingress
+        tc filter show dev eth0 egress
+        ip -details link show dev eth0
+        ip neighbour show | cut --delimiter=' ' --fields=1 | sort
+        ip rule show; ip -6 rule show
+        ip route show table all; ip -6 route show table all
+        ss --udp --tcp --numeric --all --no-header
+        ls -d /run/ibarr* /run/ibacm* 2> /dev/null
+        pgrep --uid ibarr --list-name
+        grep -r . /proc/sys/net 2> /dev/null | grep -v conntrack_count | sort");
+    let attached = node.with_its_network(&["bpftool", "net", "show"]).unwrap();
+    format!("{inside}\n{attached}")
+}
+
+/// The numbers of all pinned maps.
+fn maps(node: &Node) -> Vec<String> {
+    let pins = node.ok("find /sys/fs/bpf/ibarr -type f");
+    let numbers = pins.lines().filter_map(|pin| {
+        let pin = node.bpffs().join(pin.trim_start_matches("/sys/fs/bpf/"));
+        let shown = node.with_its_network(&["bpftool", "map", "show", "pinned", pin.to_str()?]);
+        Some(shown.ok()?.split_once(':')?.0.to_owned())
+    });
+    numbers.collect()
+}
