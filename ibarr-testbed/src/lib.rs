@@ -11,6 +11,7 @@ pub mod demo;
 pub mod interrupt;
 pub mod lab;
 pub mod monitor;
+pub mod pages;
 pub mod standin;
 pub mod start;
 pub mod stock;

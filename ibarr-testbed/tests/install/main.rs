@@ -12,6 +12,7 @@ mod journal;
 mod kernel;
 mod node;
 mod package;
+mod pages;
 mod rpm;
 mod service;
 mod socket;

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The commands of the pages for users, on a node with a peer.
+
+use ibarr_testbed::pages::{Block, Command, blocks};
+
+use crate::kernel::Kernel;
+use crate::machine::said;
+use crate::node::Node;
+
+/// The pages, in an order in which the commands of one do not disturb those of the next, and what each begins with.
+const PAGES: &[(Start, &str, &str)] = &[
+    (Start::Bare, "README.md", include_str!("../../../README.md")),
+    (Start::Serving, "docs/operate.md", include_str!("../../../docs/operate.md")),
+    (Start::Serving, "docs/metrics.md", include_str!("../../../docs/metrics.md")),
+    (Start::Serving, "docs/boot.md", include_str!("../../../docs/boot.md")),
+    (Start::Serving, "docs/upgrade.md", include_str!("../../../docs/upgrade.md")),
+    (Start::Bare, "docs/install.md", include_str!("../../../docs/install.md")),
+    (Start::Bare, "docs/lab.md", include_str!("../../../docs/lab.md")),
+    (
+        Start::Bare,
+        "docs/migrate-from-c-ibarr.md",
+        include_str!("../../../docs/migrate-from-c-ibarr.md"),
+    ),
+    (
+        Start::Bare,
+        "docs/migrate-from-ibacm.md",
+        include_str!("../../../docs/migrate-from-ibacm.md"),
+    ),
+];
+
+/// A node that a page begins with.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Start {
+    /// The package is not installed.
+    Bare,
+    /// The daemon runs, and a stand-in for the kernel asks it.
+    Serving,
+}
+
+/// The peer of the pages: 10.2.0.5 with the GID fe80::2:c903:0:201. The other one is this node.
+const PEER: &str = "
+    ip netns add peer
+    ip link add ib0 type veth peer name ib0 netns peer
+    ip address add 10.2.0.1/24 dev ib0 && ip link set ib0 up
+    ip -n peer address add 10.2.0.5/24 dev ib0 && ip -n peer link set ib0 up
+    printf '[[static-gid]]\\nip = \"10.2.0.5\"\\ngid = \"fe80::2:c903:0:201\"\\n' > /etc/peer.toml
+    systemd-run --quiet --unit=peer --property=NetworkNamespacePath=/run/netns/peer --property=RuntimeDirectory=peer \\
+        /later/usr/sbin/ibarr run --config /etc/peer.toml --run-dir /run/peer --bpf-dir /run/peer/bpf";
+
+/// The files that the pages name: packages in the current directory, the second one of a later version.
+const FILES: &str = "
+    printf '#!/bin/sh\\nexec \"$@\"\\n' > /usr/bin/sudo && chmod +x /usr/bin/sudo
+    cp /ibarr.deb /srv/ibarr_1.0.0_amd64.deb
+    dpkg-deb --raw-extract /ibarr.deb /later
+    sed --in-place 's/^Version: .*/Version: 1.0.1/' /later/DEBIAN/control
+    dpkg-deb --build /later /srv/ibarr_1.0.1_amd64.deb";
+
+#[test]
+fn commands_of_the_pages_do_what_the_pages_show() {
+    let node = Node::boot();
+    node.ok(FILES);
+    node.ok(PEER);
+    let peer = "/later/usr/sbin/ibarr status --run-dir /run/peer";
+    node.until("the peer serves", || node.run(peer).status.success());
+    let mut kernel = None;
+    let (mut tried, mut mistakes) = (0, Vec::new());
+    for (start, page, text) in PAGES {
+        match start {
+            Start::Bare => drop(node.ok("dpkg --purge ibarr")),
+            Start::Serving if kernel.is_some() => {}
+            Start::Serving => {
+                node.ok("dpkg --purge ibarr");
+                node.install();
+                kernel = Some(Kernel::start(&node));
+                node.ok("systemctl enable ibarr");
+            }
+        }
+        for block in blocks(text).unwrap_or_else(|mistake| panic!("{page}: {mistake}")) {
+            match block {
+                Block::Session(commands) => {
+                    for command in commands {
+                        tried += 1;
+                        let mistake = attempt(&node, &command);
+                        mistakes
+                            .extend(mistake.map(|what| format!("{page}:{}: {what}", command.line)));
+                    }
+                }
+                Block::Configuration(line, text) => {
+                    let file = "/srv/of-a-page.toml";
+                    std::fs::write(node.path(file), text).unwrap();
+                    let validated = node.run(&format!("ibarr validate {file}"));
+                    if !validated.status.success() {
+                        mistakes.push(format!("{page}:{line}: {}", said(&validated)));
+                    }
+                }
+            }
+        }
+    }
+    assert!(tried > 10, "only {tried} commands");
+    assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
+}
+
+/// Runs a command in /srv. Returns how its end or its output is not that of the page.
+fn attempt(node: &Node, command: &Command) -> Option<String> {
+    let output = node.run(&format!("cd /srv && {{ {}\n}} 2>&1", command.text));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let text = &command.text;
+    if output.status.code() != Some(command.status) {
+        Some(format!("`{text}` ends with {}, not {}:\n{printed}", output.status, command.status))
+    } else if command.output.is_empty() && !printed.trim().is_empty() {
+        Some(format!("`{text}` prints:\n{printed}"))
+    } else {
+        let missing = command.missing(&printed)?;
+        Some(format!("`{text}` does not print {missing:?}, but:\n{printed}"))
+    }
+}
