@@ -17,9 +17,9 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 /// Errors of the ioctl: `EOPNOTSUPP` if the driver has no such flag, `ENODEV`.
 pub(crate) fn strips_vlan_tags(interface: InterfaceName) -> io::Result<bool> {
     let mut ifr_name = [0; libc::IFNAMSIZ];
-    // A name has at most 15 bytes, so the last byte stays 0.
+    // A name has at most 15 bytes, so the last byte stays 0. The sign of `c_char` depends on the machine.
     for (to, from) in ifr_name.iter_mut().zip(interface.as_bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([*from]);
     }
     let mut value = EthtoolValue { cmd: ETHTOOL_GFLAGS, data: 0 };
     let ifr_ifru = libc::__c_anonymous_ifr_ifru { ifru_data: (&raw mut value).cast() };

@@ -29,7 +29,7 @@ impl Tun {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "interface name too long"));
         }
         for (to, from) in ifr_name.iter_mut().zip(name.bytes()) {
-            *to = from.cast_signed();
+            *to = libc::c_char::from_ne_bytes([from]);
         }
         let flags = (libc::IFF_TUN | libc::IFF_NO_PI).try_into().map_err(io::Error::other)?;
         let ifr_ifru = libc::__c_anonymous_ifr_ifru { ifru_flags: flags };
