@@ -10,7 +10,7 @@ use ibarr_proto::local_view::InterfaceName;
 use ibarr_proto::responder::{Hook, Kind, NotLoaded};
 use thiserror::Error;
 
-use super::{hooks, map, pins};
+use super::{hooks, map, pins, rights};
 
 use crate::causes::Fault;
 
@@ -33,6 +33,16 @@ pub enum Error {
         "BPF programs: not permitted; run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
     )]
     Permission(#[source] Box<dyn StdError + Send + Sync>),
+    /// A kernel before Linux 5.11 charges maps to the limit of locked memory, and they are larger.
+    #[error(
+        "BPF programs: need more locked memory than {} KiB on a kernel before Linux 5.11: \
+         set LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited before the start", .limit / 1024
+    )]
+    LockedMemory {
+        /// Bytes.
+        limit: u64,
+        source: Box<dyn StdError + Send + Sync>,
+    },
     /// The kernel refuses the object or a program.
     #[error("BPF programs: cannot be loaded")]
     Load(#[source] Box<dyn StdError + Send + Sync>),
@@ -99,6 +109,8 @@ impl Error {
     pub fn is_permission(&self) -> bool {
         match self {
             Self::NotUndone { cause, .. } => cause.is_permission(),
+            // The remedy is another.
+            Self::LockedMemory { .. } => false,
             error => is_permission(error),
         }
     }
@@ -115,7 +127,13 @@ impl Error {
     }
 
     pub(super) fn load(error: Box<dyn StdError + Send + Sync>) -> Self {
-        if is_permission(&*error) { Self::Permission(error) } else { Self::Load(error) }
+        if !is_permission(&*error) {
+            return Self::Load(error);
+        }
+        match rights::limit_of_maps() {
+            Some(limit) => Self::LockedMemory { limit, source: error },
+            None => Self::Permission(error),
+        }
     }
 }
 

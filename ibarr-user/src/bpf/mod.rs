@@ -21,6 +21,7 @@ mod packets;
 mod pins;
 mod plain;
 mod programs;
+mod rights;
 mod tc;
 mod xdp;
 

@@ -19,6 +19,7 @@ use super::error::Error;
 use super::hooks;
 use super::packets::{Reports, Sink};
 use super::pins::Pins;
+use super::rights::lacks_perfmon;
 
 /// The object, loaded once for each link header; the instances share the pinned maps.
 #[derive(Debug)]
@@ -172,21 +173,6 @@ fn reason(log: &str) -> &str {
 
 const REPORT: &str = "Verification failed:";
 const STATISTICS: [&str; 4] = ["processed ", "verification time", "stack depth", "subprog "];
-
-/// As far as this can be found out.
-fn lacks_perfmon() -> bool {
-    effective_capabilities().is_some_and(|bits| bits & (SYS_ADMIN | PERFMON) == 0)
-}
-
-/// Bits of include/uapi/linux/capability.h; CAP_SYS_ADMIN includes the others.
-const SYS_ADMIN: u64 = 1 << 21;
-const PERFMON: u64 = 1 << 38;
-
-fn effective_capabilities() -> Option<u64> {
-    let status = fs::read_to_string("/proc/thread-self/status").ok()?;
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(effective.trim(), 16).ok()
-}
 
 #[cfg(test)]
 mod tests {
