@@ -106,12 +106,12 @@ static int ibtun_mtu_to_path_mtu(u32 mtu)
 }
 
 /* A port goes down when the process says so. */
-static int ibtun_shut_down_port(struct rvt_dev_info *rdi, u32 number)
+static int ibtun_shut_down_port(struct rvt_dev_info *rdi, ibtun_number number)
 {
 	return -EOPNOTSUPP;
 }
 
-static void ibtun_cap_mask_chg(struct rvt_dev_info *rdi, u32 number)
+static void ibtun_cap_mask_chg(struct rvt_dev_info *rdi, ibtun_number number)
 {
 }
 
@@ -220,14 +220,17 @@ static const enum ib_wc_opcode ibtun_completions[RVT_OPERATION_MAX] = {
 	[IB_WR_LOCAL_INV] = IB_WC_LOCAL_INV,
 };
 
-static struct rdma_hw_stats *ibtun_alloc_stats(struct ib_device *ibdev, u32 number)
+static struct rdma_hw_stats *ibtun_alloc_stats(struct ib_device *ibdev, ibtun_number number)
 {
+	/* Old kernels also ask for those of the device, of which there are none. */
+	if (!number)
+		return NULL;
 	return rdma_alloc_hw_stats_struct(ibtun_counter_names, IBTUN_COUNTERS,
 					  RDMA_HW_STATS_DEFAULT_LIFESPAN);
 }
 
-static int ibtun_get_stats(struct ib_device *ibdev, struct rdma_hw_stats *stats, u32 number,
-			   int index)
+static int ibtun_get_stats(struct ib_device *ibdev, struct rdma_hw_stats *stats,
+			   ibtun_number number, int index)
 {
 	struct ibtun_hca_port *port = ibtun_port_numbered(ibtun_from_ib(ibdev), number);
 	unsigned int counter;
@@ -245,17 +248,28 @@ static int ibtun_modify_device(struct ib_device *ibdev, int mask, struct ib_devi
 	return -EOPNOTSUPP;
 }
 
-/* rdmavt insists on some, be it none. */
+/* A port has no files of its own, and rdmavt insists on being told so. */
+#ifdef IBTUN_HAS_INIT_PORT
+static int ibtun_init_port(struct ib_device *ibdev, ibtun_number number, struct kobject *kobj)
+{
+	return 0;
+}
+#else
 static const struct attribute_group *ibtun_no_port_groups[] = { NULL };
+#endif
 
 static const struct ib_device_ops ibtun_ops = {
 	.owner = THIS_MODULE,
 	.driver_id = IBTUN_DRIVER_ID,
-	.alloc_hw_port_stats = ibtun_alloc_stats,
+	.IBTUN_ALLOC_STATS = ibtun_alloc_stats,
 	.get_hw_stats = ibtun_get_stats,
 	.modify_device = ibtun_modify_device,
 	.modify_port = ibtun_modify_port,
+#ifdef IBTUN_HAS_INIT_PORT
+	.init_port = ibtun_init_port,
+#else
 	.port_groups = ibtun_no_port_groups,
+#endif
 };
 
 static void ibtun_init_limits(struct rvt_driver_params *params, const struct ibtun_create *create)
@@ -379,7 +393,8 @@ struct ibtun_hca *ibtun_hca_create(struct ibtun_create *create)
 	if (err)
 		goto free;
 	strscpy(create->name, dev_name(&rdi->ibdev.dev), sizeof(create->name));
-	hca->senders = alloc_workqueue("%s", WQ_HIGHPRI | WQ_MEM_RECLAIM, 0, create->name);
+	hca->senders = alloc_workqueue("%s", WQ_HIGHPRI | WQ_MEM_RECLAIM | IBTUN_WQ_PERCPU, 0,
+				       create->name);
 	if (!hca->senders) {
 		err = -ENOMEM;
 		goto free;

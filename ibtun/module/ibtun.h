@@ -25,6 +25,8 @@
 
 #include <rdma/ibtun.h>
 
+#include "kernels.h"
+
 /* Of the wire, IBA volume 1, chapters 5 to 9. Lengths in 32-bit words. */
 #define IBTUN_LRH_WORDS		2
 #define IBTUN_GRH_WORDS		10
@@ -263,9 +265,10 @@ int ibtun_port_set_pkeys(struct ibtun_hca *hca, const struct ibtun_pkeys *set);
 int ibtun_port_set_guids(struct ibtun_hca *hca, const struct ibtun_guids *set);
 int ibtun_port_event(struct ibtun_hca *hca, const struct ibtun_event *event);
 int ibtun_port_stats(struct ibtun_hca *hca, struct ibtun_stats *get);
-extern const struct rdma_stat_desc ibtun_counter_names[IBTUN_COUNTERS];
-int ibtun_query_port_state(struct rvt_dev_info *rdi, u32 number, struct ib_port_attr *attr);
-int ibtun_modify_port(struct ib_device *ibdev, u32 number, int mask,
+extern ibtun_counter_name ibtun_counter_names[IBTUN_COUNTERS];
+int ibtun_query_port_state(struct rvt_dev_info *rdi, ibtun_number number,
+			   struct ib_port_attr *attr);
+int ibtun_modify_port(struct ib_device *ibdev, ibtun_number number, int mask,
 		      struct ib_port_modify *modify);
 int ibtun_get_guid(struct rvt_dev_info *rdi, struct rvt_ibport *rvp, int index, __be64 *guid);
 

@@ -13,33 +13,33 @@
 #define IBTUN_VIOLATIONS_MAX	0xffff
 #define IBTUN_DEFAULT_PREFIX	0xfe80000000000000ull
 
-const struct rdma_stat_desc ibtun_counter_names[IBTUN_COUNTERS] = {
-	[IBTUN_TX_PACKETS].name = "tx_packets",
-	[IBTUN_TX_BYTES].name = "tx_bytes",
-	[IBTUN_RX_PACKETS].name = "rx_packets",
-	[IBTUN_RX_BYTES].name = "rx_bytes",
-	[IBTUN_TX_DROP_QUEUE].name = "tx_drop_queue",
-	[IBTUN_TX_DROP_STATE].name = "tx_drop_state",
-	[IBTUN_TX_DROP_MEMORY].name = "tx_drop_memory",
-	[IBTUN_RX_DROP_MALFORMED].name = "rx_drop_malformed",
-	[IBTUN_RX_DROP_STATE].name = "rx_drop_state",
-	[IBTUN_RX_DROP_LID].name = "rx_drop_lid",
-	[IBTUN_RX_DROP_QP].name = "rx_drop_qp",
-	[IBTUN_RX_DROP_PKEY].name = "rx_drop_pkey",
-	[IBTUN_RX_DROP_QKEY].name = "rx_drop_qkey",
-	[IBTUN_RX_DROP_NO_RECEIVE].name = "rx_drop_no_receive",
-	[IBTUN_RC_UNREACHABLE].name = "rc_unreachable",
-	[IBTUN_RX_DROP_PATH].name = "rx_drop_path",
-	[IBTUN_RX_DROP_SEQUENCE].name = "rx_drop_sequence",
-	[IBTUN_RX_DUPLICATES].name = "rx_duplicates",
-	[IBTUN_RC_TIME_OUTS].name = "rc_time_outs",
-	[IBTUN_RC_SEQUENCE_NAKS].name = "rc_sequence_naks",
-	[IBTUN_RC_RNR_NAKS].name = "rc_rnr_naks",
-	[IBTUN_RC_LOST_RESPONSES].name = "rc_lost_responses",
-	[IBTUN_FAULT_DROPS].name = "fault_drops",
-	[IBTUN_FAULT_DUPLICATES].name = "fault_duplicates",
-	[IBTUN_FAULT_CORRUPTIONS].name = "fault_corruptions",
-	[IBTUN_FAULT_DELAYS].name = "fault_delays",
+ibtun_counter_name ibtun_counter_names[IBTUN_COUNTERS] = {
+	[IBTUN_TX_PACKETS] = IBTUN_COUNTER_NAME("tx_packets"),
+	[IBTUN_TX_BYTES] = IBTUN_COUNTER_NAME("tx_bytes"),
+	[IBTUN_RX_PACKETS] = IBTUN_COUNTER_NAME("rx_packets"),
+	[IBTUN_RX_BYTES] = IBTUN_COUNTER_NAME("rx_bytes"),
+	[IBTUN_TX_DROP_QUEUE] = IBTUN_COUNTER_NAME("tx_drop_queue"),
+	[IBTUN_TX_DROP_STATE] = IBTUN_COUNTER_NAME("tx_drop_state"),
+	[IBTUN_TX_DROP_MEMORY] = IBTUN_COUNTER_NAME("tx_drop_memory"),
+	[IBTUN_RX_DROP_MALFORMED] = IBTUN_COUNTER_NAME("rx_drop_malformed"),
+	[IBTUN_RX_DROP_STATE] = IBTUN_COUNTER_NAME("rx_drop_state"),
+	[IBTUN_RX_DROP_LID] = IBTUN_COUNTER_NAME("rx_drop_lid"),
+	[IBTUN_RX_DROP_QP] = IBTUN_COUNTER_NAME("rx_drop_qp"),
+	[IBTUN_RX_DROP_PKEY] = IBTUN_COUNTER_NAME("rx_drop_pkey"),
+	[IBTUN_RX_DROP_QKEY] = IBTUN_COUNTER_NAME("rx_drop_qkey"),
+	[IBTUN_RX_DROP_NO_RECEIVE] = IBTUN_COUNTER_NAME("rx_drop_no_receive"),
+	[IBTUN_RC_UNREACHABLE] = IBTUN_COUNTER_NAME("rc_unreachable"),
+	[IBTUN_RX_DROP_PATH] = IBTUN_COUNTER_NAME("rx_drop_path"),
+	[IBTUN_RX_DROP_SEQUENCE] = IBTUN_COUNTER_NAME("rx_drop_sequence"),
+	[IBTUN_RX_DUPLICATES] = IBTUN_COUNTER_NAME("rx_duplicates"),
+	[IBTUN_RC_TIME_OUTS] = IBTUN_COUNTER_NAME("rc_time_outs"),
+	[IBTUN_RC_SEQUENCE_NAKS] = IBTUN_COUNTER_NAME("rc_sequence_naks"),
+	[IBTUN_RC_RNR_NAKS] = IBTUN_COUNTER_NAME("rc_rnr_naks"),
+	[IBTUN_RC_LOST_RESPONSES] = IBTUN_COUNTER_NAME("rc_lost_responses"),
+	[IBTUN_FAULT_DROPS] = IBTUN_COUNTER_NAME("fault_drops"),
+	[IBTUN_FAULT_DUPLICATES] = IBTUN_COUNTER_NAME("fault_duplicates"),
+	[IBTUN_FAULT_CORRUPTIONS] = IBTUN_COUNTER_NAME("fault_corruptions"),
+	[IBTUN_FAULT_DELAYS] = IBTUN_COUNTER_NAME("fault_delays"),
 };
 
 void ibtun_port_init(struct ibtun_hca *hca, u8 number, __be64 guid)
@@ -239,7 +239,8 @@ int ibtun_port_stats(struct ibtun_hca *hca, struct ibtun_stats *get)
 	return 0;
 }
 
-int ibtun_query_port_state(struct rvt_dev_info *rdi, u32 number, struct ib_port_attr *attr)
+int ibtun_query_port_state(struct rvt_dev_info *rdi, ibtun_number number,
+			   struct ib_port_attr *attr)
 {
 	struct ibtun_hca *hca = ibtun_from_rdi(rdi);
 	struct ibtun_hca_port *port = ibtun_port_numbered(hca, number);
@@ -268,7 +269,8 @@ int ibtun_query_port_state(struct rvt_dev_info *rdi, u32 number, struct ib_port_
 }
 
 /* In place of rdmavt's, which has no lock, so that no change is lost. */
-int ibtun_modify_port(struct ib_device *ibdev, u32 number, int mask, struct ib_port_modify *modify)
+int ibtun_modify_port(struct ib_device *ibdev, ibtun_number number, int mask,
+		      struct ib_port_modify *modify)
 {
 	struct ibtun_hca *hca = ibtun_from_ib(ibdev);
 	struct ibtun_hca_port *port = ibtun_port_numbered(hca, number);
