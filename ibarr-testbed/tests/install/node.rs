@@ -72,6 +72,8 @@ impl Node {
 
     /// Shuts the container down and boots it again, with more options of systemd-nspawn.
     pub(crate) fn reboot(&mut self, options: &[&str]) {
+        // With its namespace the wire would end some time later.
+        host("ip link delete peer");
         self.run("systemctl poweroff");
         let end = Instant::now() + PATIENCE;
         while self.nspawn.try_wait().unwrap().is_none() {

@@ -10,7 +10,7 @@ const WAY_OUT: &str = "systemctl disable --now ibarr.service ibarr.socket ibarr-
 
 #[test]
 fn one_command_leaves_nothing_of_ibarr_in_the_kernel() {
-    let node = Node::installed();
+    let mut node = Node::installed();
     let config = node.ok("cat /etc/ibarr/ibarr.toml");
     node.send_whole_frames();
     node.until("the link-local address is no longer tentative", || {
@@ -22,7 +22,6 @@ fn one_command_leaves_nothing_of_ibarr_in_the_kernel() {
     let kernel = Kernel::start(&node);
     for responder in ["tc", "clsact", "xdp-generic"] {
         node.configure(&format!("responder = \"{responder}\"\n{config}"));
-        // The stand-in for the kernel stays at the first start alone.
         node.ok("systemctl enable --now ibarr && ibarr reload");
         assert_eq!(node.ask(), Some(GID.parse().unwrap()), "{responder}");
         assert_ne!(kernel_state(&node), before, "{responder}");
@@ -41,13 +40,8 @@ fn one_command_leaves_nothing_of_ibarr_in_the_kernel() {
             assert_eq!(kernel.timeouts_until_its_end().last(), Some(&KERNELS_DEFAULT));
         }
     }
-}
 
-#[test]
-fn node_that_gave_ibarr_up_stays_without_it_after_a_boot() {
-    let mut node = Node::installed();
-    node.ok("systemctl enable --now ibarr");
-    node.ok(WAY_OUT);
+    // The same after a boot, with other links and addresses.
     node.reboot(&[]);
     assert_eq!(node.ask(), None);
     let left = kernel_state(&node);
@@ -62,8 +56,7 @@ fn node_that_gave_ibarr_up_stays_without_it_after_a_boot() {
 /// The initial `sa_local_svc_timeout_ms` of drivers/infiniband/core/sa_query.c.
 const KERNELS_DEFAULT: u32 = 2000;
 
-/// What a program can leave in the kernel: pins, programs, qdiscs, filters, addresses of neighbours, routes, rules, sockets,
-/// and settings of the network.
+/// What a program can leave in the kernel.
 fn kernel_state(node: &Node) -> String {
     let inside = node.ok("find /sys/fs/bpf
         tc qdisc show
