@@ -2,41 +2,23 @@
 
 //! The commands of the pages for users, on a node with a peer.
 
+use std::fs;
+use std::path::Path;
+
 use ibarr_testbed::pages::{Block, Command, blocks};
 
 use crate::kernel::Kernel;
 use crate::machine::said;
 use crate::node::Node;
 
-/// The pages, in an order in which the commands of one do not disturb those of the next, and what each begins with.
-const PAGES: &[(Start, &str, &str)] = &[
-    (Start::Bare, "README.md", include_str!("../../../README.md")),
-    (Start::Serving, "docs/operate.md", include_str!("../../../docs/operate.md")),
-    (Start::Serving, "docs/metrics.md", include_str!("../../../docs/metrics.md")),
-    (Start::Serving, "docs/boot.md", include_str!("../../../docs/boot.md")),
-    (Start::Serving, "docs/upgrade.md", include_str!("../../../docs/upgrade.md")),
-    (Start::Bare, "docs/install.md", include_str!("../../../docs/install.md")),
-    (Start::Bare, "docs/lab.md", include_str!("../../../docs/lab.md")),
-    (
-        Start::Bare,
-        "docs/migrate-from-c-ibarr.md",
-        include_str!("../../../docs/migrate-from-c-ibarr.md"),
-    ),
-    (
-        Start::Bare,
-        "docs/migrate-from-ibacm.md",
-        include_str!("../../../docs/migrate-from-ibacm.md"),
-    ),
+/// Pages that begin on a node without the package. On all others the daemon runs, and a stand-in for the kernel asks it.
+const BARE: &[&str] = &[
+    "README.md",
+    "docs/install.md",
+    "docs/lab.md",
+    "docs/migrate-from-c-ibarr.md",
+    "docs/migrate-from-ibacm.md",
 ];
-
-/// A node that a page begins with.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Start {
-    /// The package is not installed.
-    Bare,
-    /// The daemon runs, and a stand-in for the kernel asks it.
-    Serving,
-}
 
 /// The peer of the pages: 10.2.0.5 with the GID fe80::2:c903:0:201. The other one is this node.
 const PEER: &str = "
@@ -63,20 +45,20 @@ fn commands_of_the_pages_do_what_the_pages_show() {
     node.ok(PEER);
     let peer = "/later/usr/sbin/ibarr status --run-dir /run/peer";
     node.until("the peer serves", || node.run(peer).status.success());
-    let mut kernel = None;
     let (mut tried, mut mistakes) = (0, Vec::new());
-    for (start, page, text) in PAGES {
-        match start {
-            Start::Bare => drop(node.ok("dpkg --purge ibarr")),
-            Start::Serving if kernel.is_some() => {}
-            Start::Serving => {
-                node.ok("dpkg --purge ibarr");
-                node.install();
-                kernel = Some(Kernel::start(&node));
-                node.ok("systemctl enable ibarr");
-            }
+    for (page, text) in pages() {
+        let blocks = blocks(&text).unwrap_or_else(|mistake| panic!("{page}: {mistake}"));
+        if blocks.is_empty() {
+            continue;
         }
-        for block in blocks(text).unwrap_or_else(|mistake| panic!("{page}: {mistake}")) {
+        node.ok("dpkg --purge ibarr");
+        let _kernel = (!BARE.contains(&page.as_str())).then(|| {
+            node.install();
+            let kernel = Kernel::start(&node);
+            node.ok("systemctl enable ibarr");
+            kernel
+        });
+        for block in blocks {
             match block {
                 Block::Session(commands) => {
                     for command in commands {
@@ -88,7 +70,7 @@ fn commands_of_the_pages_do_what_the_pages_show() {
                 }
                 Block::Configuration(line, text) => {
                     let file = "/srv/of-a-page.toml";
-                    std::fs::write(node.path(file), text).unwrap();
+                    fs::write(node.path(file), text).unwrap();
                     let validated = node.run(&format!("ibarr validate {file}"));
                     if !validated.status.success() {
                         mistakes.push(format!("{page}:{line}: {}", said(&validated)));
@@ -99,6 +81,21 @@ fn commands_of_the_pages_do_what_the_pages_show() {
     }
     assert!(tried > 10, "only {tried} commands");
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
+}
+
+/// The names and texts of README.md and of all pages in docs.
+fn pages() -> Vec<(String, String)> {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let docs = fs::read_dir(root.join("docs")).unwrap();
+    let docs = docs.map(|page| format!("docs/{}", page.unwrap().file_name().display()));
+    let mut names: Vec<_> = docs.filter(|name| name.ends_with(".md")).collect();
+    names.sort();
+    names.insert(0, "README.md".to_owned());
+    let texts = names.into_iter().map(|name| {
+        let text = fs::read_to_string(root.join(&name)).unwrap();
+        (name, text)
+    });
+    texts.collect()
 }
 
 /// Runs a command in /srv. Returns how its end or its output is not that of the page.
