@@ -60,11 +60,7 @@ pub(super) fn run(args: &PingArgs) -> Exit {
 }
 
 fn ping(args: &PingArgs) -> Result<Exit, Failure> {
-    let destinations = targets::parse(std::slice::from_ref(&args.destination))?;
-    let [destination] = &destinations[..] else {
-        let message = format!("{}: one destination at a time", args.destination);
-        return Err(Failure { kind: FailureKind::Usage, message });
-    };
+    let destination = targets::one(&args.destination)?;
     let Addresses { target, others } =
         destination.resolve(args.family.family()).map_err(|message| {
             let message = format!("{}: {message}", destination.text);
@@ -73,8 +69,14 @@ fn ping(args: &PingArgs) -> Result<Exit, Failure> {
     if !(args.daemon.json || args.json_lines) {
         print::others(&destination.text, target.ip, &others);
     }
-    let mut rounds =
-        Rounds { args, destination, target, others, tally: Tally::default(), last: None };
+    let mut rounds = Rounds {
+        args,
+        destination: &destination,
+        target,
+        others,
+        tally: Tally::default(),
+        last: None,
+    };
     ask::block_on(rounds.run())?;
     Ok(rounds.end())
 }

@@ -29,7 +29,7 @@ use crate::control::messages::{
 
 #[derive(Args, Debug)]
 pub(super) struct ResolveArgs {
-    /// Addresses or host names; [1-8,12] in one stands for each of these numbers, %IF for an interface
+    /// Addresses, host names, or lists of them like node[1-8,12],login1 or @FILE; %IF stands for an interface
     #[arg(required = true, value_name = "IP|NAME")]
     destinations: Vec<String>,
     #[command(flatten)]

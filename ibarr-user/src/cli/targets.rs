@@ -2,18 +2,27 @@
 
 //! The destinations of the command line: addresses, host names, and ranges and lists of both, as schedulers write them.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::num::NonZeroU32;
+use std::path::Path;
 
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::{Family, is_link_local};
 use thiserror::Error;
 
 use crate::control::messages::{Failure, FailureKind, Target};
+use crate::regular_file::{self, Link};
 use crate::transport::rtnetlink;
 
 /// The most destinations of one command.
 pub(super) const MAX: usize = 65_536;
+
+/// The most bytes of a file of destinations: enough for [`MAX`] host names of 60 characters.
+const MAX_FILE: usize = 4 << 20;
+
+/// The most characters of a destination in an error.
+const MAX_SHOWN: usize = 80;
 
 /// A destination, before the system's resolver is asked.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -46,40 +55,95 @@ pub(super) enum Error {
     Item { text: String, item: String },
     #[error("{text}: the range {item} ends before it begins")]
     Backwards { text: String, item: String },
-    #[error("more than {MAX} destinations: split them over several commands")]
-    TooMany,
+    #[error("{0}: more than {MAX} destinations: split them over several commands")]
+    TooMany(String),
     #[error("{0}: neither an address nor a host name")]
     NoHost(String),
+    #[error("{0:?} names no destination")]
+    None(String),
+    #[error("{0}: one destination at a time")]
+    NotOne(String),
+    #[error("{name}: no list of destinations: {error}")]
+    File { name: String, error: io::Error },
+    #[error("{file}:{line}: {error}")]
+    InFile { file: String, line: usize, error: Box<Self> },
     #[error("{text}: this machine has no interface {scope}")]
     NoInterface { text: String, scope: String },
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let kind = match error {
-            Error::NoInterface { .. } => FailureKind::Absent,
-            _ => FailureKind::Usage,
-        };
-        Self { kind, message: error.to_string() }
+        Self { kind: error.kind(), message: error.to_string() }
     }
 }
 
-/// Writes out the lists and ranges in `texts`: `node[1-3],login` is `node1`, `node2`, `node3` and `login`.
-pub(super) fn parse(texts: &[String]) -> Result<Vec<Destination>, Error> {
-    let mut all = Vec::new();
-    for text in texts.iter().flat_map(|text| items(text)) {
-        let parts = parts(text)?;
-        let fits = |count: usize| all.len() + count <= MAX;
-        let counts = parts.iter().map(Part::count);
-        let count = counts.reduce(usize::saturating_mul).unwrap_or(1);
-        if !fits(count) {
-            return Err(Error::TooMany);
-        }
-        for number in 0..count {
-            all.push(destination(&written(&parts, number))?);
+impl Error {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::NoInterface { .. } | Self::File { .. } => FailureKind::Absent,
+            Self::InFile { error, .. } => error.kind(),
+            _ => FailureKind::Usage,
         }
     }
-    Ok(all)
+}
+
+/// Writes out the lists and ranges in `texts`: `node[1-3],login` is `node1`, `node2`, `node3` and `login`. Commas and
+/// white space separate destinations. A text `@FILE` stands for the lines of a file, without what follows a `#`, and
+/// `@-` for those of standard input.
+pub(super) fn parse(texts: &[String]) -> Result<Vec<Destination>, Error> {
+    let mut all = Vec::new();
+    for text in texts {
+        match text.strip_prefix('@') {
+            Some(file) => add_file(file, &mut all)?,
+            None => add(text, &mut all)?,
+        }
+    }
+    if all.is_empty() { Err(Error::None(shown(&texts.join(" ")))) } else { Ok(all) }
+}
+
+/// The only destination in `text`.
+pub(super) fn one(text: &str) -> Result<Destination, Error> {
+    let mut all = parse(&[text.to_owned()])?;
+    let first = all.pop().filter(|_| all.is_empty());
+    first.ok_or_else(|| Error::NotOne(shown(text)))
+}
+
+fn add_file(file: &str, all: &mut Vec<Destination>) -> Result<(), Error> {
+    let name = if file == "-" { "standard input" } else { file };
+    let read = match file {
+        "-" => regular_file::bounded(io::stdin(), MAX_FILE),
+        file => regular_file::read(Path::new(file), Link::Followed, MAX_FILE),
+    };
+    let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+    let text = text.map_err(|error| Error::File { name: name.to_owned(), error })?;
+    for (number, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or_default();
+        add(line, all).map_err(|error| Error::InFile {
+            file: name.to_owned(),
+            line: number + 1,
+            error: Box::new(error),
+        })?;
+    }
+    Ok(())
+}
+
+fn add(list: &str, all: &mut Vec<Destination>) -> Result<(), Error> {
+    for word in list.split_whitespace() {
+        // White space may follow a comma.
+        let word = word.strip_suffix(',').filter(|word| !word.is_empty()).unwrap_or(word);
+        for text in items(word) {
+            let parts = parts(text)?;
+            let counts = parts.iter().map(Part::count);
+            let count = counts.reduce(usize::saturating_mul).unwrap_or(1);
+            if all.len().saturating_add(count) > MAX {
+                return Err(Error::TooMany(shown(text)));
+            }
+            for number in 0..count {
+                all.push(destination(&written(&parts, number))?);
+            }
+        }
+    }
+    Ok(())
 }
 
 impl Destination {
@@ -133,7 +197,7 @@ impl Destination {
 }
 
 /// A destination without a range.
-pub(super) fn destination(text: &str) -> Result<Destination, Error> {
+fn destination(text: &str) -> Result<Destination, Error> {
     let (host, scope) = match text.split_once('%') {
         Some((host, scope)) => (host, Some(scope)),
         None => (text, None),
@@ -142,12 +206,12 @@ pub(super) fn destination(text: &str) -> Result<Destination, Error> {
         Ok(ip) => Host::Address(ip),
         // The resolver would take 10.0.0 for 10.0.0.0.
         Err(_) if is_host_name(host) => Host::Name(host.to_owned()),
-        Err(_) => return Err(Error::NoHost(text.to_owned())),
+        Err(_) => return Err(Error::NoHost(shown(text))),
     };
     let index = |scope: &str| {
         let by_number = scope.parse().ok().and_then(IfIndex::new);
         by_number.or_else(|| rtnetlink::interface(scope).ok()).ok_or_else(|| {
-            let (text, scope) = (text.to_owned(), scope.to_owned());
+            let (text, scope) = (shown(text), shown(scope));
             Error::NoInterface { text, scope }
         })
     };
@@ -160,6 +224,14 @@ fn is_host_name(text: &str) -> bool {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '.' | '_');
     let is_number = text.chars().all(|c| c.is_ascii_digit() || c == '.');
     !is_number && text.len() <= 255 && !text.starts_with('-') && text.chars().all(fits)
+}
+
+/// The text as an error names it: its beginning, if it is long.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 /// A piece of a text: as it is, or a number of some ranges.
@@ -205,7 +277,7 @@ fn items(text: &str) -> impl Iterator<Item = &str> {
 fn parts(text: &str) -> Result<Vec<Part>, Error> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some((before, after)) = rest.split_once('[') {
-        let (items, after) = after.split_once(']').ok_or_else(|| Error::Open(text.to_owned()))?;
+        let (items, after) = after.split_once(']').ok_or_else(|| Error::Open(shown(text)))?;
         if before.is_empty() && items.contains(':') {
             // An address, in brackets as in a URL.
             parts.push(Part::Text(items.to_owned()));
@@ -232,10 +304,10 @@ fn range(text: &str, item: &str) -> Result<Range, Error> {
         let step = number(step).and_then(NonZeroU32::new)?;
         Some(Range { first: number(first)?, last: number(last)?, step, width })
     };
-    let wrong = || Error::Item { text: text.to_owned(), item: item.to_owned() };
+    let wrong = || Error::Item { text: shown(text), item: shown(item) };
     let range = read().ok_or_else(wrong)?;
     if range.last < range.first {
-        return Err(Error::Backwards { text: text.to_owned(), item: item.to_owned() });
+        return Err(Error::Backwards { text: shown(text), item: shown(item) });
     }
     Ok(range)
 }
@@ -298,6 +370,49 @@ mod tests {
         );
         assert_eq!(texts("[2001:db8::1]"), ["2001:db8::1"]);
         assert_eq!(texts("a,[fe80::1%1],[fe80::2]%1"), ["a", "fe80::1%1", "fe80::2%1"]);
+        assert_eq!(texts(" a b,c[1-2]\n\td, e,"), ["a", "b", "c1", "c2", "d", "e"]);
+    }
+
+    #[test]
+    fn file_of_destinations_is_read_and_its_mistakes_have_a_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |text: &[u8]| {
+            let path = dir.path().join("nodes");
+            std::fs::write(&path, text).unwrap();
+            format!("@{}", path.display())
+        };
+        let nodes =
+            file(b"# of partition a\nnode[1-2],login1 # two and one\n\nnode1\nnode3 node4\n");
+        assert_eq!(texts(&nodes), ["node1", "node2", "login1", "node1", "node3", "node4"]);
+        let error = |text: &str| parse(&[text.to_owned()]).unwrap_err();
+        for (text, reason) in [
+            (&b"node1\n\nnode[3-1]\n"[..], "nodes:3: node[3-1]: the range 3-1 ends before"),
+            (b"node1\nnode[1-1000000000]", "nodes:2: node[1-1000000000]: more than 65536"),
+            (b"node1\n@/etc/hosts", "nodes:2: @/etc/hosts: neither"),
+            (b"# none\n", "names no destination"),
+            (b"\xff\n", "invalid utf-8"),
+        ] {
+            let error = error(&file(text)).to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+        let long = error(&file(&vec![b' '; MAX_FILE + 1]));
+        assert!(
+            long.to_string().contains("nodes: no list of destinations: it is longer"),
+            "{long}"
+        );
+        let absent = dir.path().join("absent");
+        assert_eq!(error(&format!("@{}", absent.display())).kind(), FailureKind::Absent);
+        let other_kind = error(&format!("@{}", dir.path().display())).to_string();
+        assert!(other_kind.contains("it is a directory, not a regular file"), "{other_kind}");
+    }
+
+    #[test]
+    fn one_destination_is_no_list() {
+        assert_eq!(one("node[7]").unwrap().text, "node7");
+        for several in ["node[1-2]", "a,b", "a b"] {
+            let error = one(several).unwrap_err().to_string();
+            assert_eq!(error, format!("{several}: one destination at a time"));
+        }
     }
 
     #[test]
@@ -311,11 +426,13 @@ mod tests {
             "n[1-65536],a",
             "n[1-65536,1]",
             "n[0-4294967295][0-4294967295][0-4294967295]",
+            "n[1-1000000000]",
         ] {
-            assert!(matches!(parsed(many), Err(Error::TooMany)), "{many}");
+            assert!(matches!(parsed(many), Err(Error::TooMany(_))), "{many}");
         }
         let twice = ["n[1-65536]", "n1"].map(str::to_owned);
-        assert!(matches!(parse(&twice), Err(Error::TooMany)));
+        let error = parse(&twice).unwrap_err().to_string();
+        assert!(error.starts_with("n1: more than 65536 destinations"), "{error}");
     }
 
     #[test]
@@ -333,11 +450,15 @@ mod tests {
             ("node[9-1]", "the range 9-1 ends before it begins"),
             ("10.0.0", "neither an address nor a host name"),
             ("10.0.0.300", "neither"),
-            ("", "neither"),
-            ("a b", "neither"),
+            ("", "\"\" names no destination"),
+            (" \t\n", "names no destination"),
+            (",", "neither"),
+            ("a ,b", "neither"),
+            ("node[1, 2]", "closing bracket"),
             ("fd00::1::2", "neither"),
             ("fe80::1%no-such-if", "no interface no-such-if"),
             ("fe80::1%", "no interface "),
+            (&"n[1-9]".repeat(50_000), "[1-9]n[…: more than 65536"),
         ] {
             let error = parse(&[wrong.to_owned()]).unwrap_err().to_string();
             assert!(error.contains(reason), "{wrong}: {error}");

@@ -42,7 +42,7 @@ impl FromStr for Peer {
         };
         match text.parse() {
             Ok(gid) if !is_ip => Ok(Self::Gid(gid)),
-            _ => targets::destination(text).map(Self::Ip).map_err(|error| error.to_string()),
+            _ => targets::one(text).map(Self::Ip).map_err(|error| error.to_string()),
         }
     }
 }
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn peer_is_an_address_a_name_or_a_gid() {
         for text in ["10.0.0.1", "2001:db8::1", "fe80::2%lo", "node1", "node1%lo"] {
-            assert_eq!(text.parse(), Ok(Peer::Ip(targets::destination(text).unwrap())), "{text}");
+            assert_eq!(text.parse(), Ok(Peer::Ip(targets::one(text).unwrap())), "{text}");
         }
         for text in ["fe80::2", "fec0:0:1:1::1"] {
             assert_eq!(text.parse(), Ok(Peer::Gid(text.parse().unwrap())));
