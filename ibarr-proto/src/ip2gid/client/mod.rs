@@ -32,6 +32,7 @@ mod on_link;
 mod round_trips;
 mod slowest;
 mod sockets;
+pub mod survey;
 mod table;
 mod types;
 
