@@ -320,6 +320,38 @@ fn burst_through_a_slow_gateway_loses_nothing_once_its_path_exists() {
     }
 }
 
+/// What nodes cost each other when a job starts on all of them, each of which asks for all behind the router.
+#[test]
+fn nodes_that_all_ask_each_other_repeat_one_query_in_ten_at_most() {
+    for side in [10, 50] {
+        let mut sim = Sim::new(side.into());
+        sim.faults = Faults { delay: ms(1)..ms(3), ..Faults::default() };
+        for n in 1..=side {
+            let node = sim.add_node(&[near(n)], Some(gid(n)), Config::default());
+            sim.nodes[node].gateway = Some(GATEWAY);
+            peer(&mut sim, n);
+        }
+        sim.nodes.iter_mut().for_each(|node| node.path_delay = ms(50));
+        for turn in 0..side {
+            for n in 0..side {
+                let other = (n + turn) % side + 1;
+                sim.resolve(2 * usize::from(n), target(other));
+                sim.resolve(2 * usize::from(n) + 1, near(other));
+            }
+            sim.run_for(ms(1000) / u32::from(side));
+        }
+        sim.run_for(Duration::from_secs(3));
+        let questions = 2 * u64::from(side) * u64::from(side);
+        let count =
+            |counter| sim.nodes.iter().map(|node| node.client.counters().get(counter)).sum();
+        let [found, queries, resends]: [u64; 3] =
+            [Counter::Found, Counter::Queries, Counter::Resends].map(count);
+        println!("{} nodes: {questions} questions, {queries} queries, {resends} again", 2 * side);
+        assert_eq!((found, queries), (questions, questions));
+        assert!(resends * 10 <= questions, "{resends}");
+    }
+}
+
 #[test]
 fn flood_of_forged_replies_changes_no_answer_and_no_time() {
     let run = |flood: u32| {
