@@ -12,16 +12,16 @@ use std::time::Duration;
 
 use ibarr_common::ib::Lid;
 
-use ibarr_proto::paths;
+use ibarr_proto::{paths, request};
 
 use super::Exit;
 use super::table::Table;
 use super::times::Tally;
 use crate::causes::escaped;
 use crate::control::messages::{
-    Answer, Body, CacheEntry, CachedPath, Elapsed, Failure, KernelMaps, LastEvent, LogStatus,
-    Millis, PathAnswer, PathHops, PathRequests, Pinged, PortAddress, PortStatus, Probing, Response,
-    Setting, Status, Summary, Times,
+    Answer, Body, CacheEntry, CachedPath, Elapsed, Failure, FleetSummary, KernelMaps, LastEvent,
+    LogStatus, Millis, PathAnswer, PathHops, PathRequests, Pinged, PortAddress, PortStatus,
+    Probing, Response, Setting, Status, Summary, Times,
 };
 
 /// Why standard output failed.
@@ -134,6 +134,7 @@ pub(super) fn body(body: &Body) {
         | Body::Event { .. }
         | Body::Traced { .. }
         | Body::Checks { .. } => {}
+        Body::Fleet { fleet } => line(&self::fleet(&fleet.summary)),
         Body::Metrics { metrics } => write(metrics.as_bytes()),
         Body::Config { config } => {
             for Setting { key, value, .. } in config {
@@ -170,15 +171,37 @@ pub(super) fn summary(tally: &Tally, summary: &Summary) -> String {
             let _ = write!(text, ", {count} {what}");
         }
     }
-    if let Some(Times { min, median, p99, max }) = summary.ms {
+    end_of_summary(&mut text, summary.ms, summary.total_ms);
+    text
+}
+
+fn end_of_summary(text: &mut String, times: Option<Times>, total: Elapsed) {
+    if let Some(Times { min, median, p99, max }) = times {
         let [min, median, p99, max] = [min, median, p99, max].map(Elapsed::millis);
         let _ = write!(
             text,
             "; {min:.3} / {median:.3} / {p99:.3} / {max:.3} ms (min / median / 99th percentile / max)"
         );
     }
-    let total = summary.total_ms.0.as_secs_f64();
+    let total = total.0.as_secs_f64();
     let _ = write!(text, "; {total:.2} s in all");
+}
+
+/// Like `4 nodes: 3 found (2 ibarr, 1 ipv4-only), 1 timed-out; 2 are well; 0.4 / 0.5 / 0.9 / 0.9 ms (…)`.
+pub(super) fn fleet(summary: &FleetSummary) -> String {
+    let words = |counts: &mut dyn Iterator<Item = String>| counts.collect::<Vec<_>>().join(", ");
+    let speaks = words(&mut summary.speaks.iter().map(|(word, count)| format!("{count} {word}")));
+    let answers = summary.answers.iter().map(|(status, count)| match status {
+        request::Status::Found => format!("{count} found ({speaks})"),
+        status => format!("{count} {status}"),
+    });
+    let counts =
+        [(summary.mismatches, "with a mismatch"), (summary.unknown_names, "unknown names")];
+    let counts = counts.iter().filter(|(count, _)| *count > 0);
+    let counts = counts.map(|(count, what)| format!("{count} {what}"));
+    let mut text = format!("{} nodes: {}", summary.nodes, words(&mut answers.chain(counts)));
+    let _ = write!(text, "; {} are well", summary.well);
+    end_of_summary(&mut text, summary.ms, summary.total_ms);
     text
 }
 

@@ -23,15 +23,20 @@ const MAX_TIMES: usize = 1 << 20;
 
 impl Tally {
     pub(super) fn note(&mut self, answer: &Answer) {
-        *self.statuses.entry(answer.status).or_default() += 1;
-        if answer.status != request::Status::Found {
-            return;
-        }
-        if self.times.len() < MAX_TIMES {
-            self.times.push(answer.ms.0);
-        } else {
-            self.times[self.next] = answer.ms.0;
-            self.next = (self.next + 1) % MAX_TIMES;
+        let is_found = answer.status == request::Status::Found;
+        self.note_all(answer.status, is_found.then_some(answer.ms.0).as_slice());
+    }
+
+    /// Counts an outcome with these times.
+    pub(super) fn note_all(&mut self, status: request::Status, times: &[Duration]) {
+        *self.statuses.entry(status).or_default() += 1;
+        for &time in times {
+            if self.times.len() < MAX_TIMES {
+                self.times.push(time);
+            } else {
+                self.times[self.next] = time;
+                self.next = (self.next + 1) % MAX_TIMES;
+            }
         }
     }
 
@@ -46,10 +51,7 @@ impl Tally {
     }
 
     pub(super) fn times(&self) -> Option<Times> {
-        let mut sorted = self.times.clone();
-        sorted.sort_unstable();
-        let at = |percent| percentile(&sorted, percent).map(Elapsed);
-        Some(Times { min: at(0)?, median: at(50)?, p99: at(99)?, max: at(100)? })
+        times(self.times.clone())
     }
 
     /// Like `3 found, 1 timed-out`.
@@ -57,6 +59,13 @@ impl Tally {
         let outcomes = self.statuses.iter().map(|(status, count)| format!("{count} {status}"));
         outcomes.collect::<Vec<_>>().join(", ")
     }
+}
+
+/// What these times have in common; `None` if there is none.
+pub(super) fn times(mut times: Vec<Duration>) -> Option<Times> {
+    times.sort_unstable();
+    let at = |percent| percentile(&times, percent).map(Elapsed);
+    Some(Times { min: at(0)?, median: at(50)?, p99: at(99)?, max: at(100)? })
 }
 
 /// The smallest value that is not below `percent` of 100 of them (nearest rank).

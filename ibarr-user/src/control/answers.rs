@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{FlowLabel, Gid, Lid, PKey, Sl};
+use ibarr_proto::ip2gid::client::survey::Speaks;
 use ibarr_proto::paths::{self, PortName};
 use ibarr_proto::request;
 use serde::{Deserialize, Serialize};
@@ -121,6 +122,10 @@ ibarr_common::words! {
         Sa = "sa",
         /// The kernel's neighbour entry of the address.
         Neighbour = "neighbour",
+        /// Another node of the fleet, which has the same GID.
+        Node = "node",
+        /// What the daemon remembers.
+        Memory = "memory",
     }
 }
 
@@ -190,6 +195,60 @@ pub struct Pinged {
     /// What contradicts the last GID.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mismatches: Vec<Mismatch>,
+}
+
+/// The document of `ibarr fleet`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Fleet {
+    /// One for each address, in the order of the command line.
+    pub nodes: Vec<FleetNode>,
+    /// The host names without an address.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown_names: Vec<UnknownName>,
+    pub summary: FleetSummary,
+}
+
+/// What was found about a node of a fleet.
+#[skip_serializing_none]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct FleetNode {
+    pub ip: IpAddr,
+    /// What the command line named, if that is not the address alone.
+    pub name: Option<String>,
+    pub status: request::Status,
+    /// The GID that it says.
+    pub gid: Option<Gid>,
+    /// What it understands, if found.
+    pub speaks: Option<Speaks>,
+    /// How many queries it was sent.
+    pub queries: u32,
+    /// The round trips of its replies.
+    pub ms: Option<Times>,
+    /// What contradicts the GID.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mismatches: Vec<Mismatch>,
+}
+
+/// All nodes of a fleet together.
+#[skip_serializing_none]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct FleetSummary {
+    pub nodes: u64,
+    /// How many have answered with a GID that nothing contradicts.
+    pub well: u64,
+    pub answers: BTreeMap<request::Status, u64>,
+    /// How many of those that were found understand what.
+    pub speaks: BTreeMap<Speaks, u64>,
+    /// How many nodes have a mismatch.
+    pub mismatches: u64,
+    pub unknown_names: u64,
+    /// The round trips of all replies; absent if there is none.
+    pub ms: Option<Times>,
+    /// Milliseconds that the command took.
+    pub total_ms: Elapsed,
 }
 
 /// One entry of the client cache.

@@ -228,6 +228,10 @@ pub enum Body {
     Ping {
         ping: Pinged,
     },
+    /// The document of `ibarr fleet`; the command asks the nodes itself, and the daemon only what it remembers.
+    Fleet {
+        fleet: Fleet,
+    },
     /// Answers [`Request::Resolve`], in the order of the addresses.
     Answers {
         /// One for each address.
@@ -404,6 +408,7 @@ mod tests {
 
     use ibarr_common::map::Program;
     use ibarr_proto::ip2gid::Family;
+    use ibarr_proto::ip2gid::client::survey::Speaks;
     use ibarr_proto::local_service::Nudged;
     use ibarr_proto::trace::{Caller, Step, Verdict};
     use ibarr_proto::{health, paths, request, shares};
@@ -435,7 +440,7 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (27, 154));
+        assert_eq!((requests, responses), (27, 157));
     }
 
     /// Each text in a document, after the place where it stands, and each field.
@@ -497,6 +502,7 @@ mod tests {
             at(".answers.source", request::Source::ALL),
             at(".summary.answers", request::Status::ALL),
             at(".answer.mismatches.with", MismatchWith::ALL),
+            at(".fleet.nodes.speaks", Speaks::ALL),
             at(".path.status", paths::Status::ALL),
             at(".path.source", paths::Source::ALL),
             at(".path.chosen", paths::Choice::ALL),
