@@ -7,6 +7,7 @@ mod configuration;
 mod counters;
 mod doctor;
 mod exit;
+mod fleet;
 mod import;
 mod kernel;
 mod ping;
@@ -32,6 +33,7 @@ use ibarr_common::ib::{Gid, PKey};
 use ibarr_proto::paths::{PKeyNumber, Partial, PortName};
 
 use self::counters::CountersArgs;
+use self::fleet::FleetArgs;
 use self::ping::PingArgs;
 use self::resolve::ResolveArgs;
 use self::top::TopArgs;
@@ -86,6 +88,8 @@ enum Command {
     Resolve(ResolveArgs),
     /// Ask a peer again and again, past the daemon's memory
     Ping(PingArgs),
+    /// Ask many nodes at the same time, past the daemon's memory, and compare their answers
+    Fleet(FleetArgs),
     /// Ask the daemon which path leads to a GID
     Path {
         /// Destination GID
@@ -308,6 +312,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run(args),
         Command::Resolve(args) => resolve::run(&args),
         Command::Ping(args) => ping::run(&args),
+        Command::Fleet(args) => fleet::run(&args),
         Command::Path { dgid, sgid, port, pkey, fresh, daemon } => {
             let path = Partial { dgid, sgid, port, pkey: pkey.map(PKeyNumber), fresh };
             ask::ask(&daemon, &Request::Path { path })
@@ -462,7 +467,7 @@ mod tests {
 
     #[test]
     fn command_without_its_argument_is_refused() {
-        for command in ["resolve", "ping", "path"] {
+        for command in ["resolve", "ping", "fleet", "path"] {
             assert!(Cli::try_parse_from(["ibarr", command]).is_err(), "{command}");
         }
     }
