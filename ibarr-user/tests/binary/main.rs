@@ -9,6 +9,7 @@ mod acm_restart;
 mod acm_tcp;
 mod administrator;
 mod doctor;
+mod fleet;
 mod health;
 mod kernel;
 mod log;
