@@ -17,6 +17,7 @@ mod metrics;
 mod paths;
 mod peers;
 mod preload;
+mod prolog;
 mod resolve;
 mod run_dir;
 mod scarce;
