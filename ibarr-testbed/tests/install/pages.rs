@@ -3,7 +3,7 @@
 //! The commands of the pages for users, on a node with a peer.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ibarr_testbed::pages::{Block, Command, blocks};
 
@@ -86,9 +86,10 @@ fn commands_of_the_pages_do_what_the_pages_show() {
 /// The names and texts of README.md and of all pages in docs.
 fn pages() -> Vec<(String, String)> {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    let docs = fs::read_dir(root.join("docs")).unwrap();
-    let docs = docs.map(|page| format!("docs/{}", page.unwrap().file_name().display()));
-    let mut names: Vec<_> = docs.filter(|name| name.ends_with(".md")).collect();
+    let docs = fs::read_dir(root.join("docs")).unwrap().map(|page| page.unwrap().path());
+    let docs = docs.filter(|page| page.extension().is_some_and(|extension| extension == "md"));
+    let name = |page: PathBuf| format!("docs/{}", page.file_name().unwrap().display());
+    let mut names: Vec<_> = docs.map(name).collect();
     names.sort();
     names.insert(0, "README.md".to_owned());
     let texts = names.into_iter().map(|name| {
