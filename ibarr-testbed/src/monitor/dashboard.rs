@@ -35,6 +35,7 @@ impl Dashboard {
 impl Target {
     /// The expression as Grafana would send it, for all nodes.
     pub(super) fn expression(&self) -> String {
-        self.expr.replace("$__rate_interval", WINDOW).replace("$instance", ".+")
+        let expression = self.expr.replace("$__rate_interval", WINDOW);
+        expression.replace("$instance", ".+").replace("$job", ".+")
     }
 }
