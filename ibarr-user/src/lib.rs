@@ -24,3 +24,4 @@ pub mod sys;
 #[cfg(test)]
 mod tests;
 pub mod transport;
+mod whole_file;

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The file that keeps paths for the next daemon. It is read once, and written under another name
-//! before it is renamed. A disk may hang, so a thread does both.
+//! The file that keeps paths for the next daemon. It is read once, and replaced as a whole. A disk may hang, so a
+//! thread does both.
 
-use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -18,6 +15,7 @@ use tokio::sync::mpsc;
 use super::{Counter, Counters};
 use crate::causes::{Fault, fault};
 use crate::regular_file::{self, Link};
+use crate::whole_file::WholeFile;
 
 /// The sender of orders.
 #[derive(Debug)]
@@ -82,9 +80,7 @@ struct Thread {
 
 /// An unfinished file.
 struct Begun {
-    place: PathBuf,
-    beside: Beside,
-    file: File,
+    file: WholeFile,
     encoder: Encoder,
 }
 
@@ -147,13 +143,13 @@ impl Thread {
                 self.begun = Some(begun);
                 None
             }
-            Err(error) => Some(self.not_written(&begun.place, &error)),
+            Err(error) => Some(self.not_written(begun.file.place(), &error)),
         }
     }
 
     fn end(&mut self) -> Option<Event> {
         let begun = self.begun.take()?;
-        let place = begun.place.clone();
+        let place = begun.file.place().to_owned();
         Some(match begun.end() {
             Ok(()) => {
                 self.counters.count(Counter::SnapshotWritten);
@@ -171,59 +167,21 @@ impl Thread {
 
 impl Begun {
     fn new(place: &Path, ports: &[KeptPort]) -> io::Result<Self> {
-        is_free_or_regular(place)?;
-        let mut beside = OsString::from(place);
-        beside.push(".new");
-        let beside = PathBuf::from(beside);
-        if is_free_or_regular(&beside)? {
-            // A daemon that was killed while it wrote has left it.
-            fs::remove_file(&beside)?;
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
-        let beside = Beside(beside);
+        let mut file = WholeFile::begin(place, ".new", 0o600)?;
         let (encoder, bytes) = Encoder::new(now(), ports);
         file.write_all(&bytes)?;
-        Ok(Self { place: place.to_owned(), beside, file, encoder })
+        Ok(Self { file, encoder })
     }
 
     fn add(&mut self, paths: &[KeptPath]) -> io::Result<()> {
         self.file.write_all(&self.encoder.paths(paths))
     }
 
-    /// A reader finds the complete old or the complete new file, even after a power failure.
     fn end(self) -> io::Result<()> {
-        let Self { place, beside, mut file, encoder } = self;
+        let Self { mut file, encoder } = self;
         file.write_all(&encoder.finish())?;
-        file.sync_all()?;
-        fs::rename(&beside.0, &place)?;
-        File::open(place.parent().unwrap_or(Path::new("/")))?.sync_all()
+        file.end()
     }
-}
-
-/// The name of an unfinished file, removed when dropped, so that a failed write takes no disk
-/// space. After the rename, no file has this name.
-#[derive(Debug)]
-struct Beside(PathBuf);
-
-impl Drop for Beside {
-    fn drop(&mut self) {
-        drop(fs::remove_file(&self.0));
-    }
-}
-
-/// Whether the name is free or a regular file. Opening a file of another kind may block, replacing
-/// it may do harm.
-fn is_free_or_regular(path: &Path) -> io::Result<bool> {
-    let found = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-        found => found?,
-    };
-    let Some(kind) = regular_file::other_kind(&found) else { return Ok(true) };
-    let message = format!(
-        "{} is a {kind}, not a regular file; move it, or name another file",
-        path.display()
-    );
-    Err(io::Error::new(ErrorKind::InvalidInput, message))
 }
 
 /// Seconds since 1970.
@@ -234,6 +192,7 @@ fn now() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
 
