@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::process;
 
 use crate::regular_file;
 
@@ -63,6 +64,16 @@ impl Write for WholeFile {
     }
 }
 
+/// Replaces `place` by a file that every user may read. Processes that do this at the same time do not meet.
+///
+/// # Errors
+/// As for [`WholeFile::begin`], and those of write(2).
+pub(crate) fn replace(place: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = WholeFile::begin(place, &format!(".{}.new", process::id()), 0o644)?;
+    file.write_all(content)?;
+    file.end()
+}
+
 /// The name of an unfinished file, removed when dropped, so that a failed write takes no disk
 /// space. After the rename, no file has this name.
 #[derive(Debug)]
@@ -98,7 +109,7 @@ mod tests {
         const LEN: usize = 100_000;
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("file");
-        fs::write(&place, vec![0; LEN]).unwrap();
+        replace(&place, &vec![0; LEN]).unwrap();
         // Two writers at the same time. The reading ends with the first of them.
         let writer = |byte: u8| {
             let place = place.clone();

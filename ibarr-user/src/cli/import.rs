@@ -140,7 +140,7 @@ fn write_new(path: &Path, text: &str) -> io::Result<()> {
     written
 }
 
-fn not_written(path: &Path, error: &io::Error) -> Failure {
+pub(super) fn not_written(path: &Path, error: &io::Error) -> Failure {
     let (kind, remedy) = match error.kind() {
         ErrorKind::AlreadyExists => (FailureKind::Usage, "; move it away, or name another file"),
         ErrorKind::PermissionDenied => (FailureKind::Permission, ""),

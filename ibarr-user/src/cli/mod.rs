@@ -10,6 +10,7 @@ mod exit;
 mod fleet;
 mod import;
 mod kernel;
+mod metrics;
 mod ping;
 mod print;
 mod resolve;
@@ -34,6 +35,7 @@ use ibarr_proto::paths::{PKeyNumber, Partial, PortName};
 
 use self::counters::CountersArgs;
 use self::fleet::FleetArgs;
+use self::metrics::{ExporterArgs, MetricsArgs};
 use self::ping::PingArgs;
 use self::resolve::ResolveArgs;
 use self::top::TopArgs;
@@ -42,9 +44,7 @@ use crate::bpf;
 use crate::causes::Fault;
 use crate::config::Absent;
 use crate::control::client::Connection;
-use crate::control::messages::{
-    Body, Failure, FailureKind, LevelChange, MetricsForm, Millis, Request,
-};
+use crate::control::messages::{Body, Failure, FailureKind, LevelChange, Millis, Request};
 use crate::daemon;
 use crate::logging::{self, Level, Sink};
 use crate::process::{self, RunOptions};
@@ -173,13 +173,9 @@ enum Command {
     /// Watch what the daemon does: rates, memory, peers, subnet administrators, errors
     Top(TopArgs),
     /// Show the metrics, as Prometheus reads them
-    Metrics {
-        /// As OpenMetrics, not as Prometheus' text
-        #[arg(long)]
-        openmetrics: bool,
-        #[command(flatten)]
-        daemon: Daemon,
-    },
+    Metrics(MetricsArgs),
+    /// Serve the metrics to other machines, as a process without rights
+    Exporter(ExporterArgs),
     /// Stop answering in the kernel and remove all that daemons have left there (needs root; no
     /// daemon may be running)
     Detach {
@@ -331,10 +327,8 @@ pub fn main() -> ExitCode {
             doctor::examine(&daemon, &Dirs { sys: sys_dir, dev: dev_dir }, &bpf_dir, peer)
         }
         Command::Trace(args) => trace::run(&args),
-        Command::Metrics { openmetrics, daemon } => {
-            let form = if openmetrics { MetricsForm::OpenMetrics } else { MetricsForm::Prometheus };
-            ask::ask(&daemon, &Request::Metrics { form })
-        }
+        Command::Metrics(args) => metrics::metrics(&args),
+        Command::Exporter(args) => metrics::serve(args),
         Command::Counters(args) => counters::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Reload(daemon) => ask::ask(&daemon, &Request::Reload),

@@ -52,8 +52,8 @@ fn listen(value: Value<'_>, others: &[&Path]) -> Result<Option<Listen>, String> 
     let address: SocketAddr = text.parse().map_err(|_| format!("is {text:?}; {FORMS}"))?;
     if !address.ip().is_loopback() {
         return Err(format!(
-            "is {text:?}: other machines could ask; only loopback addresses are served, so put a proxy \
-             with access control before it; {FORMS}"
+            "is {text:?}: other machines could ask; the daemon serves loopback addresses only, and \
+             ibarr-exporter.service the others; {FORMS}"
         ));
     }
     if address.port() == 0 {
@@ -85,7 +85,7 @@ mod tests {
         for address in ["0.0.0.0:9792", "[::]:9792", "10.0.0.1:9792", "[fe80::1]:9792"] {
             let mistake = parse(address).unwrap_err();
             assert!(mistake.starts_with("f:2:10: metrics.listen is "), "{mistake}");
-            assert!(mistake.contains("only loopback addresses are served"), "{mistake}");
+            assert!(mistake.contains("loopback addresses only"), "{mistake}");
         }
         for ours in
             ["/run/ibarr/control.sock", "/r/control.sock", "/run/acm.sock", "/run//acm.sock"]

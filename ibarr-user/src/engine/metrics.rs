@@ -29,6 +29,7 @@ impl Engine {
         let mut all = Snapshot::default();
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let unix_of = |then: Instant| unix.saturating_sub(now.since(then)).as_secs_f64();
+        all.level(Name::Up, &[], 1.0);
         all.level(Name::BuildInfo, &[env!("CARGO_PKG_VERSION")], 1.0);
         all.level(Name::Start, &[], unix_of(self.service.started));
         for report in self.node.health().report() {

@@ -3,6 +3,7 @@
 //! Metrics for Prometheus, as its text or as OpenMetrics. Each family stands in [`FAMILIES`], from which
 //! docs/metrics.md is made. No label has a value that a peer can choose.
 
+pub(crate) mod exporter;
 mod families;
 pub(crate) mod server;
 
@@ -39,6 +40,13 @@ enum Value {
 }
 
 impl Snapshot {
+    /// What is known of a daemon that does not answer.
+    pub(crate) fn of_no_daemon() -> Self {
+        let mut snapshot = Self::default();
+        snapshot.level(Name::Up, &[], 0.0);
+        snapshot
+    }
+
     /// Adds a value of a counter; `labels` are in the order of the family's.
     pub(crate) fn count(&mut self, of: Name, labels: &[&str], count: u64) {
         self.add(of, labels, Value::Count(count));

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -20,6 +20,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use ibarr_proto::places::Room;
+use ibarr_proto::shares::User;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
@@ -55,6 +56,28 @@ const MAX_REQUEST: usize = 8 << 10;
 pub(crate) struct Server {
     wanted: watch::Sender<Option<Listen>>,
     failure: watch::Receiver<Option<Fault>>,
+}
+
+/// Serves the metrics at `address`, until the other end of `asks` is dropped.
+///
+/// # Errors
+/// If there is no such address here, or another process has it.
+pub(super) async fn serve_at(
+    address: SocketAddr,
+    asks: mpsc::Sender<Ask>,
+    ready: impl FnOnce(),
+) -> Result<(), Error> {
+    let mut socket = Socket::bind(&Listen::Tcp(address))?;
+    ready();
+    let ended = asks.clone();
+    let source = Arc::new(Source { asks, last: Mutex::default() });
+    let (places, counters) = (Connections::new(CONNECTIONS), Counters::default());
+    let (failing, _) = watch::channel(None);
+    tokio::select! {
+        () = ended.closed() => {}
+        () = socket.accept_all(&places, &source, &failing, &counters) => {}
+    }
+    Ok(())
 }
 
 impl Server {
@@ -169,7 +192,7 @@ enum Socket {
 
 /// Why the metrics are not served.
 #[derive(Debug, Error)]
-enum Error {
+pub(crate) enum Error {
     #[error("unix:{0}")]
     Unix(#[from] socket_file::Error),
     #[error("{0}")]
@@ -207,7 +230,10 @@ impl Socket {
             let accepted = match self {
                 Self::Unix(socket, _) => tokio::select! {
                     accepted = socket.accept() => {
-                        accepted.map(|(stream, _)| seat(stream, places, source))
+                        accepted.map(|(stream, _)| {
+                            let user = peer::user(stream.as_fd());
+                            seat(stream, user, places, source);
+                        })
                     }
                     _ = looks.tick() => {
                         let looked = self.look(counters);
@@ -215,9 +241,11 @@ impl Socket {
                         Ok(())
                     }
                 },
-                Self::Tcp(socket) => {
-                    socket.accept().await.map(|(stream, _)| seat(stream, places, source))
-                }
+                Self::Tcp(socket) => socket.accept().await.map(|(stream, from)| {
+                    let user = of_machine(from.ip());
+                    let user = user.unwrap_or_else(|| peer::user(stream.as_fd()));
+                    seat(stream, user, places, source);
+                }),
             };
             if let Err(error) = accepted {
                 debug!(%error, "cannot accept a connection for metrics");
@@ -237,13 +265,27 @@ impl Socket {
     }
 }
 
+/// Another machine is a user of its own, so that it cannot take the places of the others. For IPv6 the user is the
+/// network, where one machine may have every address. If two users get the same number, they share.
+fn of_machine(from: IpAddr) -> Option<User> {
+    match from.to_canonical() {
+        from if from.is_loopback() => None,
+        IpAddr::V4(from) => Some(User(from.to_bits())),
+        IpAddr::V6(from) => {
+            let [a, b, c, d, ..] = from.segments().map(u32::from);
+            Some(User((a << 16 | b) ^ (c << 16 | d)))
+        }
+    }
+}
+
 /// Serves the connection, or closes it if there are too many.
-fn seat<S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static>(
+fn seat<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
+    user: User,
     places: &Connections,
     source: &Arc<Source>,
 ) {
-    let Ok((place, stays)) = places.take(peer::user(stream.as_fd())) else {
+    let Ok((place, stays)) = places.take(user) else {
         return debug!("too many connections for metrics");
     };
     let source = Arc::clone(source);
@@ -326,6 +368,16 @@ fn preferred(accept: &str) -> Form {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_machine_is_a_user_and_this_machine_is_not() {
+        let user = |from: &str| of_machine(from.parse().unwrap());
+        assert_eq!((user("127.0.0.1"), user("::1"), user("::ffff:127.0.0.1")), (None, None, None));
+        assert_eq!(user("10.0.0.1"), Some(User(0x0a00_0001)));
+        assert_eq!(user("::ffff:10.0.0.1"), user("10.0.0.1"));
+        assert_eq!(user("2001:db8::1"), user("2001:db8::2"));
+        assert_ne!(user("2001:db8::1"), user("2001:db8:0:1::1"));
+    }
 
     #[test]
     fn form_is_the_one_that_the_client_prefers() {

@@ -2,17 +2,19 @@
 
 //! The metrics, as Prometheus reads them.
 
-use std::io::{Read, Write};
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::process::Output;
+use std::process::{Child, Output};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
 use crate::kernel::{CONFIG, command, pair};
 use crate::paths::{LOCAL, Port, UNKNOWN, ask, await_capabilities, request, start};
 use crate::sockets::in_namespace;
-use crate::support::{Daemon, TempDir, free_tcp_port, ibarr, json};
+use crate::support::{Daemon, IBARR, TempDir, free_tcp_port, ibarr, json, program, until};
 
 fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
@@ -43,7 +45,7 @@ fn metrics_tell_what_was_asked_avoided_and_answered() {
     }
     assert!(ask(&kernel, 5, request(UNKNOWN, 1)).is_some());
     let metrics = text(&daemon.ask(&["metrics"]));
-    assert!(metrics.starts_with("# HELP ibarr_build_info ") && !metrics.contains("# EOF"));
+    assert!(metrics.starts_with("# HELP ibarr_up ") && !metrics.contains("# EOF"));
     let value = |sample| value(&metrics, sample);
     assert!((value("ibarr_path_duration_seconds_count") - 4.0).abs() < 0.1);
     assert!((value("ibarr_sa_avoided_total") - 2.0).abs() < 0.1);
@@ -73,7 +75,7 @@ fn metrics_are_served_where_the_configuration_says_and_moved_by_a_reload() {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
     assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
-    assert!(body.starts_with("# HELP ibarr_build_info "), "{body}");
+    assert!(body.starts_with("# HELP ibarr_up "), "{body}");
     let get = |request| http(UnixStream::connect(&socket).unwrap(), request);
     let answer = get("GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text;version=1.0.0");
     assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0"));
@@ -94,6 +96,117 @@ fn metrics_are_served_where_the_configuration_says_and_moved_by_a_reload() {
     assert_eq!(daemon.ask(&["reload"]).status.code(), Some(0));
     daemon.until(|_| TcpStream::connect(("127.0.0.1", port)).is_err().then_some(()));
     assert_eq!(daemon.end(Signal::SIGTERM), Some(0));
+}
+
+#[test]
+fn file_of_metrics_is_replaced_and_says_whether_the_daemon_answers() {
+    let dir = TempDir::new("metrics-file");
+    let mut daemon = Daemon::start(&dir, "");
+    let file = dir.path("ibarr.prom");
+    let write = |daemon: &Daemon| daemon.ask(&["metrics", "--output", file.to_str().unwrap()]);
+    let output = write(&daemon);
+    assert_eq!((output.status.code(), text(&output).as_str()), (Some(0), ""));
+    let written = fs::read_to_string(&file).unwrap();
+    assert!((value(&written, "ibarr_up") - 1.0).abs() < 0.1);
+    assert!(written.contains("\nibarr_build_info{"), "{written}");
+    daemon.end(Signal::SIGTERM);
+    // No value of before is left.
+    let output = write(&daemon);
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    let written = fs::read_to_string(&file).unwrap();
+    let samples: Vec<_> = written.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(samples, ["ibarr_up 0.0"]);
+    let files = fs::read_dir(file.parent().unwrap()).unwrap();
+    let names = files.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert!(names.filter(|name| name.contains("ibarr.prom")).eq(["ibarr.prom"]));
+}
+
+/// An exporter, killed when dropped.
+struct Exporter(Child);
+
+impl Exporter {
+    fn start(run_dir: &TempDir, listen: &str) -> Self {
+        let mut command = program(IBARR);
+        command.args(["exporter", "--listen", listen, "--run-dir"]).arg(run_dir.path(""));
+        let this = Self(command.spawn().unwrap());
+        let port = listen.rsplit_once(':').unwrap().1.parse().unwrap();
+        until(|| TcpStream::connect(("127.0.0.1", port)).ok());
+        this
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn exporter_serves_metrics_and_says_that_the_daemon_is_gone() {
+    const AT: (&str, u16) = ("127.0.0.1", 9792);
+    if !in_namespace("metrics::exporter_serves_metrics_and_says_that_the_daemon_is_gone") {
+        return;
+    }
+    let dir = TempDir::new("metrics-exporter");
+    let get = |request| http(TcpStream::connect(AT).unwrap(), request);
+    // No daemon yet.
+    let _exporter = Exporter::start(&dir, "0.0.0.0:9792");
+    assert!(get("GET /metrics HTTP/1.1").contains("\nibarr_up 0.0\n"));
+    let mut daemon = Daemon::start(&dir, "");
+    let answer = until(|| {
+        let answer = get("GET /metrics HTTP/1.1");
+        answer.contains("\nibarr_up 1.0\n").then_some(answer)
+    });
+    assert!(answer.contains("content-type: text/plain; version=0.0.4"), "{answer}");
+    let open = get("GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text");
+    assert!(open.contains("ibarr_build_info{") && open.ends_with("# EOF\n"), "{open}");
+    assert!(get("POST /metrics HTTP/1.1").starts_with("HTTP/1.1 405 "));
+    daemon.end(Signal::SIGTERM);
+    until(|| get("GET /metrics HTTP/1.1").contains("\nibarr_up 0.0\n").then_some(()));
+
+    let output = ibarr(&["exporter", "--listen", "127.0.0.1:9792"]);
+    assert_eq!(output.status.code(), Some(75), "{output:?}");
+    assert!(String::from_utf8(output.stderr).unwrap().contains("127.0.0.1:9792: Address already"));
+    let output = ibarr(&["exporter", "--listen", "10.99.0.1:9792"]);
+    assert_eq!(output.status.code(), Some(66), "{output:?}");
+}
+
+#[test]
+fn half_requests_of_many_machines_lock_out_no_scraper() {
+    if !in_namespace("metrics::half_requests_of_many_machines_lock_out_no_scraper") {
+        return;
+    }
+    // A connection to an address of the machine comes from that address.
+    let route = program("ip").args(["route", "add", "local", "10.9.0.0/16", "dev", "lo"]).status();
+    assert!(route.unwrap().success());
+    let dir = TempDir::new("metrics-machines");
+    let _daemon = Daemon::start(&dir, "");
+    let _exporter = Exporter::start(&dir, "0.0.0.0:9792");
+    let connect = |machine: u8| TcpStream::connect((format!("10.9.0.{machine}"), 9792)).unwrap();
+    let half = |machine| {
+        let mut stream = connect(machine);
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
+        stream
+    };
+    // One machine with more connections than there are, and then more machines than there are connections.
+    let mut held: Vec<_> = [2; 40].into_iter().map(half).collect();
+    for _ in 0..10 {
+        let answer = http(connect(1), "GET /metrics HTTP/1.1");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    }
+    held.extend((3..43).map(half));
+    for _ in 0..10 {
+        let answer = http(connect(1), "GET /metrics HTTP/1.1");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    }
+    // A longer head than allowed ends the connection, before the time that a connection has.
+    let mut long = connect(1);
+    long.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let _ = long.write_all(&[b'x'; 16 << 10]);
+    let ended = long.read_to_end(&mut Vec::new()).map_err(|error| error.kind());
+    assert!(!matches!(ended, Err(ErrorKind::WouldBlock)), "{ended:?}");
+    assert!(http(connect(1), "GET /metrics HTTP/1.1").starts_with("HTTP/1.1 200 OK\r\n"));
 }
 
 #[test]
@@ -138,7 +251,7 @@ fn address_that_is_taken_degrades_control_until_it_is_free() {
     };
     let line = daemon.until(check(1));
     assert!(line.contains("control: the metrics are not served: unix:"), "{line}");
-    std::fs::create_dir(dir.path("later")).unwrap();
+    fs::create_dir(dir.path("later")).unwrap();
     daemon.until(check(0));
 }
 

@@ -115,14 +115,7 @@ impl Daemon {
 
     /// Repeats `ask` until it returns a value.
     pub(crate) fn until<T>(&self, ask: impl Fn(&Self) -> Option<T>) -> T {
-        let begun = Instant::now();
-        loop {
-            if let Some(something) = ask(self) {
-                return something;
-            }
-            assert!(begun.elapsed() < PATIENCE, "no value in time");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until(|| ask(self))
     }
 
     /// Waits until the daemon notifies systemd of `state`.
@@ -199,6 +192,18 @@ impl Drop for Daemon {
         // It may have ended already.
         drop(self.child.kill());
         drop(self.child.wait());
+    }
+}
+
+/// Repeats `ask` until it returns a value.
+pub(crate) fn until<T>(ask: impl Fn() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(something) = ask() {
+            return something;
+        }
+        assert!(begun.elapsed() < PATIENCE, "no value in time");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
