@@ -10,6 +10,7 @@ mod container;
 mod faults;
 mod journal;
 mod kernel;
+mod metrics;
 mod node;
 mod package;
 mod pages;
