@@ -105,8 +105,13 @@ pub(crate) fn monitor(workspace: &Workspace) -> Result<()> {
 }
 
 /// The tools of `ibarr-testbed monitor`.
-pub(crate) const MONITOR: &[&Set] =
-    &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL, &tools::PROMETHEUS];
+pub(crate) const MONITOR: &[&Set] = &[
+    &tools::IPROUTE2,
+    &tools::BPFTOOL,
+    &tools::ETHTOOL,
+    &tools::PROMETHEUS,
+    &tools::NODE_EXPORTER,
+];
 
 /// The command `monitor` of the test bed, with the files of this workspace.
 pub(crate) fn monitor_arguments(workspace: &Workspace) -> Vec<OsString> {

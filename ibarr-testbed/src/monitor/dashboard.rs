@@ -38,4 +38,9 @@ impl Target {
         let expression = self.expr.replace("$__rate_interval", WINDOW);
         expression.replace("$instance", ".+").replace("$job", ".+")
     }
+
+    /// Whether it may have a line for each of some nodes: those with the highest values.
+    pub(super) fn is_of_top_nodes(&self) -> bool {
+        self.expr.starts_with("topk(")
+    }
 }

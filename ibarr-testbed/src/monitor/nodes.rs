@@ -4,10 +4,8 @@
 //! its kernel, which asks for the addresses of the other nodes and for the paths there.
 
 use std::fs;
-use std::io::{Write as _, copy};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -21,9 +19,11 @@ use ibarr_proto::paths::PortName;
 use ibarr_sim::sa::{AddressedPort, StandIn as Sa, Subnet};
 use nix::net::if_::if_nametoindex;
 
+use super::process::Process;
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Node, netns};
 use crate::standin::{Config, StandIn};
+use crate::start::program;
 use crate::umad::{Administrator, Port, Shown};
 
 /// A node under load.
@@ -32,8 +32,9 @@ pub(super) struct Loaded {
     pub(super) administrator: Administrator,
     /// The content of its configuration.
     pub(super) config: String,
-    /// The port at the loopback address of the lab's router where its metrics are.
-    pub(super) metrics: u16,
+    /// Where its exporter serves its metrics.
+    pub(super) metrics: SocketAddr,
+    _exporter: Process,
     _port: Port,
     load: Load,
 }
@@ -48,24 +49,22 @@ cache-ttl = \"10s\"
 fallback-interval = \"1s\"
 ";
 
-/// The first port for metrics.
-const METRICS: u16 = 9801;
+/// The port of the exporters.
+const METRICS: u16 = 9792;
 
 impl Loaded {
-    /// Starts the daemons of all nodes again, with metrics, ports and load.
+    /// Starts the daemons of all nodes again, with ports and load, and an exporter beside each.
     ///
     /// # Errors
     /// A daemon does not start, or a port cannot be made.
-    pub(super) fn all(lab: &mut Lab, interrupt: &Interrupt) -> Result<Vec<Self>> {
+    pub(super) fn all(lab: &mut Lab, ibarr: &Path, interrupt: &Interrupt) -> Result<Vec<Self>> {
         let nodes = lab.plan().nodes.clone();
         let subnet = subnet(&nodes)?;
         let mut loaded = Vec::new();
-        for (node, metrics) in nodes.iter().zip(METRICS..) {
+        for node in &nodes {
             let files = lab.files(node);
-            let socket = files.run_dir().join("metrics.sock");
             let gids = fs::read_to_string(files.config())?;
-            let listen = format!("[metrics]\nlisten = \"unix:{}\"\n", socket.display());
-            let config = format!("{gids}{CONFIG}{listen}");
+            let config = format!("{gids}{CONFIG}");
             fs::write(files.config(), &config)?;
             let name = PortName { device: "mlx5_0".parse()?, port: PORT };
             let shown = Shown::active(subnet.ports[&node.gid()?.guid()].lid, node.gid()?, SA);
@@ -73,10 +72,20 @@ impl Loaded {
             let wire = administrator.clone();
             let port = Port::new(&files.infiniband(), name, 0, Some(shown), wire)?;
             let kernel = StandIn::attach(lab, node.name, Config::default(), interrupt)?;
-            forward(&lab.plan().hub, metrics, socket)?;
+            let [address, _] = node.addresses;
+            let metrics = SocketAddr::new(address, METRICS);
+            let exporter = exporter(node, metrics, ibarr, &files.run_dir())?;
             let load = Load::start(kernel, node, &nodes)?;
             let node = node.clone();
-            loaded.push(Self { node, administrator, config, metrics, _port: port, load });
+            loaded.push(Self {
+                node,
+                administrator,
+                config,
+                metrics,
+                _exporter: exporter,
+                _port: port,
+                load,
+            });
         }
         Ok(loaded)
     }
@@ -105,32 +114,12 @@ fn subnet(nodes: &[Node]) -> Result<Subnet> {
     Ok(subnet)
 }
 
-/// Serves the socket at a TCP port in `namespace`, where Prometheus is. Prometheus reads no Unix sockets.
-fn forward(namespace: &str, port: u16, socket: PathBuf) -> Result<()> {
-    let listen = || Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, port))?);
-    let listener = netns::inside(namespace, listen)?;
-    thread::spawn(move || {
-        while let Ok((near, _)) = listener.accept() {
-            // Without a daemon the connection ends, as with a closed port.
-            let Ok(far) = UnixStream::connect(&socket) else { continue };
-            join(near, far);
-        }
-    });
-    Ok(())
-}
-
-fn join(near: TcpStream, far: UnixStream) {
-    let copies = (near.try_clone(), far.try_clone());
-    let (Ok(mut to_near), Ok(mut to_far)) = copies else { return };
-    let (mut near, mut far) = (near, far);
-    thread::spawn(move || {
-        let _ = copy(&mut near, &mut to_far).and_then(|_| to_far.flush());
-        let _ = to_far.shutdown(Shutdown::Both);
-    });
-    thread::spawn(move || {
-        let _ = copy(&mut far, &mut to_near).and_then(|_| to_near.flush());
-        let _ = to_near.shutdown(Shutdown::Both);
-    });
+/// `ibarr exporter`, which gives up on a daemon sooner than Prometheus on it.
+fn exporter(node: &Node, at: SocketAddr, ibarr: &Path, run_dir: &Path) -> Result<Process> {
+    let mut command = program(ibarr);
+    command.args(["exporter", "--daemon-timeout", "500ms", "--listen", &at.to_string()]);
+    command.arg("--run-dir").arg(run_dir);
+    Process::start(&node.namespace, command, &run_dir.join("exporter.log"))
 }
 
 /// A kernel that asks all the time.

@@ -2,18 +2,18 @@
 
 //! Prometheus in a namespace of the lab: its files, its process and its HTTP interface.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
+use super::process::Process;
 use crate::interrupt::Interrupt;
 use crate::lab::netns;
 use crate::start::program;
@@ -21,8 +21,17 @@ use crate::start::program;
 /// A running Prometheus, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Prometheus {
-    child: Child,
+    _process: Process,
     namespace: String,
+}
+
+/// A server of metrics that Prometheus scrapes.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) job: &'static str,
+    /// The name of the node.
+    pub(super) instance: String,
+    pub(super) at: SocketAddr,
 }
 
 /// The values of a time series, and its labels.
@@ -52,8 +61,7 @@ impl Series {
 }
 
 impl Prometheus {
-    /// Starts it in `namespace`, with the rules of `rules`, and waits until it is ready. `targets` are names
-    /// of nodes and ports at the loopback address.
+    /// Starts it in `namespace`, with the rules of `rules`, and waits until it is ready.
     ///
     /// # Errors
     /// There is no Prometheus, or it does not start.
@@ -61,7 +69,7 @@ impl Prometheus {
         namespace: &str,
         directory: &Path,
         rules: &str,
-        targets: &[(String, u16)],
+        targets: &[Target],
         interrupt: &Interrupt,
     ) -> Result<Self> {
         fs::create_dir_all(directory)?;
@@ -73,10 +81,8 @@ impl Prometheus {
         command.arg("--config.file").arg(&config);
         command.arg("--storage.tsdb.path").arg(directory.join("data"));
         command.arg(format!("--web.listen-address=127.0.0.1:{PORT}"));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
-        let child = netns::spawn(namespace, &mut command)
-            .context("start this through `cargo xtask monitor`, which fetches Prometheus")?;
-        let this = Self { child, namespace: namespace.to_owned() };
+        let process = Process::start(namespace, command, &log)?;
+        let this = Self { _process: process, namespace: namespace.to_owned() };
         for _ in 0..READY_WITHIN.as_millis() / LOOK_EVERY.as_millis() {
             if this.get("/-/ready").is_ok() {
                 return Ok(this);
@@ -126,14 +132,6 @@ impl Prometheus {
     }
 }
 
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[derive(Deserialize)]
 struct Answer {
     data: Data,
@@ -145,23 +143,25 @@ struct Data {
 }
 
 /// Scrapes and evaluates each second, because the scenario lasts a minute.
-fn configuration(targets: &[(String, u16)]) -> String {
+fn configuration(targets: &[Target]) -> String {
     let mut text = String::from(
         "global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}\n\
          rule_files: [rules.yml]\n\
-         scrape_configs:\n  - job_name: ibarr\n    static_configs:\n",
+         scrape_configs:\n",
     );
-    for (name, port) in targets {
+    let jobs: BTreeSet<_> = targets.iter().map(|target| target.job).collect();
+    for job in jobs {
         // Writing to a String never fails.
-        let _ = writeln!(
-            text,
-            "      - {{targets: ['127.0.0.1:{port}'], labels: {{instance: {name}}}}}"
-        );
+        let _ = writeln!(text, "  - job_name: {job}\n    static_configs:");
+        for Target { instance, at, .. } in targets.iter().filter(|target| target.job == job) {
+            let _ =
+                writeln!(text, "      - {{targets: ['{at}'], labels: {{instance: {instance}}}}}");
+        }
     }
     text
 }
 
-/// The rules with short times in the place of minutes.
+/// The rules with short times in the place of minutes, for a fleet of four.
 pub(super) fn hurried(rules: &str) -> String {
     let mut text = String::new();
     for line in rules.lines() {
@@ -170,7 +170,8 @@ pub(super) fn hurried(rules: &str) -> String {
             text.push_str(&line[..indent]);
             text.push_str("for: 3s\n");
         } else {
-            text.push_str(&line.replace("[5m]", &format!("[{WINDOW}]")));
+            let line = line.replace("[5m]", &format!("[{WINDOW}]"));
+            text.push_str(&line.replace(">= 10", ">= 4").replace("bool 300", "bool 5"));
             text.push('\n');
         }
     }
@@ -214,6 +215,7 @@ mod tests {
         let alerts = alerts(rules);
         assert_eq!(hurried.matches("for: 3s").count(), alerts.len());
         assert!(hurried.contains("[10s]") && !hurried.contains("[5m]"), "{hurried}");
+        assert!(hurried.contains(">= 4") && hurried.contains("bool 5\n"), "{hurried}");
         assert_eq!(self::alerts(&hurried), alerts);
         assert!(alerts.iter().any(|alert| alert == "IbarrDown"), "{alerts:?}");
     }

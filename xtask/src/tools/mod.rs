@@ -24,7 +24,8 @@ use self::apt::{Apt, Fetched};
 use self::sets::SETS;
 pub(crate) use self::sets::{
     BPFTOOL, ETHTOOL, IPROUTE2, LIBFUZZER, LINUX_6_1, LINUX_6_12, LINUX_SOURCE, LOWDOWN,
-    MMDEBSTRAP, NFTABLES, OPENSM, PERFTEST, PROMETHEUS, PYVERBS, QEMU, RDMA, RPM, STRACE, TMUX, XZ,
+    MMDEBSTRAP, NFTABLES, NODE_EXPORTER, OPENSM, PERFTEST, PROMETHEUS, PYVERBS, QEMU, RDMA, RPM,
+    STRACE, TMUX, XZ,
 };
 use crate::process;
 use crate::workspace::Workspace;

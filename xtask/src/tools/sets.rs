@@ -67,6 +67,15 @@ pub(crate) const PROMETHEUS: Set = Set {
     suites: &[],
 };
 
+/// node_exporter, whose textfile collector reads the metrics.
+pub(crate) const NODE_EXPORTER: Set = Set {
+    name: "node-exporter",
+    purpose: "collects the metrics from a file",
+    programs: &["prometheus-node-exporter"],
+    packages: &["prometheus-node-exporter"],
+    suites: &[],
+};
+
 /// libFuzzer, for machines that cannot compile it. The version is that of Debian 12; the interface of
 /// instrumented code has not changed since.
 pub(crate) const LIBFUZZER: Set = Set {
@@ -207,6 +216,7 @@ pub(super) const SETS: &[&Set] = &[
     &STRACE,
     &TMUX,
     &PROMETHEUS,
+    &NODE_EXPORTER,
     &LIBFUZZER,
     &QEMU,
     &XZ,
