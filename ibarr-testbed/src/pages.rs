@@ -3,8 +3,8 @@
 //! The commands in the pages for users: which of them a test runs, and what they must print there.
 //!
 //! The first word after the fence of a block says what it is. `toml` is a configuration, which must have no mistakes.
-//! `text` has no commands. `console` is a session: `$ ` begins a command, `# ` a remark, and other lines are what the
-//! command prints, in this order; it may print more. A command ends with status 0, or the page says `# exit status N`
+//! `text` has no commands. `console` is a session: `$ ` begins a command, `# ` before a command a remark, and other lines
+//! are what the command prints, in this order; it may print more. A command ends with status 0, or the page says `# exit status N`
 //! behind it; one that prints nothing has `# prints nothing` there. A session that no test can run begins with a remark
 //! that says what it needs: `# needs InfiniBand`. Any other block is a mistake.
 
@@ -107,7 +107,10 @@ pub fn blocks(page: &str) -> Result<Vec<Block>, Mistake> {
 
 fn session(lines: &[(usize, &str)]) -> Result<Vec<Command>, Mistake> {
     let mut commands: Vec<(Command, bool)> = Vec::new();
-    for &(line, text) in lines {
+    for (at, &(line, text)) in lines.iter().enumerate() {
+        let mut rest = lines.iter().skip(at).map(|&(_, text)| text);
+        let next = rest.find(|text| !text.starts_with("# "));
+        let is_remark = text.starts_with("# ") && next.is_none_or(|next| next.starts_with("$ "));
         if let Some(text) = text.strip_prefix("$ ") {
             let (text, remark) = text.split_once(" # ").unwrap_or((text, ""));
             let status = remark.strip_prefix("exit status ").and_then(|status| status.parse().ok());
@@ -118,7 +121,7 @@ fn session(lines: &[(usize, &str)]) -> Result<Vec<Command>, Mistake> {
                 output: Vec::new(),
             };
             commands.push((command, remark == "prints nothing"));
-        } else if !text.starts_with("# ") && !text.is_empty() {
+        } else if !is_remark && !text.is_empty() {
             let Some((command, is_silent)) = commands.last_mut() else {
                 return Err(Mistake { line, reason: Reason::OutputWithoutCommand });
             };
@@ -203,15 +206,15 @@ mod tests {
 
     #[test]
     fn page_is_read_as_its_sessions_and_configurations() {
-        let page = "Look:\n```console\n# all of it\n$ ibarr status --check # exit status 2\nCRITICAL …\n\
+        let page = "Look:\n```console\n# all of it\n$ ibarr status --check # exit status 2\n# one\n…\n# remark\n\
             $ true # prints nothing\n```\n```toml\na = 1\nb = 2\n```\n```text\na picture\n```\n\
             ```console\n# needs InfiniBand\n$ ibstat\n```\n";
         let session = vec![
-            command(4, "ibarr status --check", 2, &["CRITICAL …"]),
-            command(6, "true", 0, &[]),
+            command(4, "ibarr status --check", 2, &["# one", "…"]),
+            command(8, "true", 0, &[]),
         ];
         let expected =
-            vec![Block::Session(session), Block::Configuration(8, "a = 1\nb = 2".to_owned())];
+            vec![Block::Session(session), Block::Configuration(10, "a = 1\nb = 2".to_owned())];
         assert_eq!(blocks(page), Ok(expected));
     }
 
@@ -222,6 +225,7 @@ mod tests {
             ("```sh\n$ a\n```", 1, Reason::NoMark),
             ("```text\nx\n$ a\n```", 3, Reason::CommandInText),
             ("```console\na\n```", 2, Reason::OutputWithoutCommand),
+            ("```console\n# a\nb\n```", 2, Reason::OutputWithoutCommand),
             ("```console\n$ a\n$ b # prints nothing\n```", 2, Reason::NoOutput),
             ("```console\n$ a # prints nothing\nb\n```", 3, Reason::OutputOfSilent),
             ("```console\n$ a\n", 1, Reason::Unended),

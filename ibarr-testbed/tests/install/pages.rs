@@ -38,11 +38,23 @@ const FILES: &str = "
     sed --in-place 's/^Version: .*/Version: 1.0.1/' /later/DEBIAN/control
     dpkg-deb --build /later /srv/ibarr_1.0.1_amd64.deb";
 
+/// Stands in for ibacm, with the file of Debian's package.
+const IBACM: &str = "
+    mkdir /etc/rdma
+    printf '[Service]\\nExecStart=/bin/sleep infinity\\n[Install]\\nWantedBy=multi-user.target\\n' > /etc/systemd/system/ibacm.service
+    printf '[Socket]\\nListenStream=/run/ibacm.sock\\n[Install]\\nWantedBy=sockets.target\\n' > /etc/systemd/system/ibacm.socket
+    systemctl daemon-reload && systemctl --quiet enable --now ibacm.socket ibacm.service";
+const IBACM_OPTIONS: &str = include_str!("../../../ibarr-user/tests/data/ibacm_opts.cfg");
+
 #[test]
 fn commands_of_the_pages_do_what_the_pages_show() {
     let node = Node::boot();
     node.ok(FILES);
     node.ok(PEER);
+    node.ok(IBACM);
+    // The first line says where the file is from.
+    let (_, options) = IBACM_OPTIONS.split_once('\n').unwrap();
+    fs::write(node.path("/etc/rdma/ibacm_opts.cfg"), options).unwrap();
     let peer = "/later/usr/sbin/ibarr status --run-dir /run/peer";
     node.until("the peer serves", || node.run(peer).status.success());
     let (mut tried, mut mistakes) = (0, Vec::new());
@@ -51,7 +63,7 @@ fn commands_of_the_pages_do_what_the_pages_show() {
         if blocks.is_empty() {
             continue;
         }
-        node.ok("dpkg --purge ibarr");
+        node.ok("dpkg --purge ibarr && rm -rf /etc/ibarr");
         let _kernel = (!BARE.contains(&page.as_str())).then(|| {
             node.install();
             let kernel = Kernel::start(&node);
