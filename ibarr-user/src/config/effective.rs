@@ -8,8 +8,18 @@ use toml::de::{DeTable, DeValue};
 
 use super::reader::{Source, line_of, retired};
 
-/// The file that is packaged, with every key and its default.
-pub(super) const DEFAULTS: &str = include_str!("../../../pkg/ibarr.toml");
+/// The file that is packaged: every key with its default, behind a `#`.
+const PACKAGED: &str = include_str!("../../../pkg/ibarr.toml");
+
+/// The packaged file with its keys in effect. A space behind the `#` makes a line a comment or an example.
+pub(super) fn defaults() -> String {
+    let is_key = |line: &&str| line.starts_with(|first: char| first.is_ascii_lowercase());
+    let lines = PACKAGED.lines().map(|line| {
+        let key = line.strip_prefix('#').filter(is_key);
+        format!("{}\n", key.unwrap_or(line))
+    });
+    lines.collect()
+}
 
 /// A key that is in effect.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -43,7 +53,7 @@ pub(crate) fn effective(sources: &[Source]) -> Vec<Effective> {
     }
     last.retain(|(table, key), _| retired(table, key).is_none());
     let mut all = Vec::new();
-    for default in values(DEFAULTS, None) {
+    for default in values(&defaults(), None) {
         let of = (default.table.clone(), default.key.clone());
         all.extend(last.remove(&of).unwrap_or_else(|| vec![default]));
     }
@@ -101,16 +111,17 @@ mod tests {
 
     #[test]
     fn wrong_value_of_every_key_is_a_mistake_in_its_line() {
-        let key = |line: &'static str| {
+        fn key(line: &str) -> Option<&str> {
             let (key, _) = line.split_once(" = ")?;
             (!line.starts_with('#')).then_some(key)
-        };
-        let wrong = |line| key(line).map_or(line.to_owned(), |key| format!("{key} = {{}}"));
-        let text = DEFAULTS.lines().map(wrong).collect::<Vec<_>>().join("\n");
+        }
+        let wrong = |line: &str| key(line).map_or(line.to_owned(), |key| format!("{key} = {{}}"));
+        let defaults = defaults();
+        let text = defaults.lines().map(wrong).collect::<Vec<_>>().join("\n");
         let Err(Error::Mistakes { mistakes }) = Config::read(&[source("a", &text)]) else {
             panic!("wrong values are accepted")
         };
-        let keys = DEFAULTS.lines().zip(1..).filter(|(line, _)| key(line).is_some());
+        let keys = defaults.lines().zip(1..).filter(|(line, _)| key(line).is_some());
         let expected: Vec<usize> = keys.map(|(_, number)| number).collect();
         assert_eq!(mistakes.iter().map(|mistake| mistake.line).collect::<Vec<_>>(), expected);
     }

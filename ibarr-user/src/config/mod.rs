@@ -335,8 +335,10 @@ mod tests {
     }
 
     #[test]
-    fn packaged_file_shows_the_defaults() {
-        let text = effective::DEFAULTS;
+    fn packaged_file_sets_no_key_and_shows_the_defaults() {
+        let packaged = source(include_str!("../../../pkg/ibarr.toml"));
+        assert!(effective(&[packaged]).iter().all(|key| key.from.is_none()));
+        let text = &effective::defaults()[..];
         for text in [text, ""] {
             let config = Config { files: Vec::new(), ..parse(text) };
             assert_eq!(format!("{config:?}"), format!("{:?}", Config::default()));
