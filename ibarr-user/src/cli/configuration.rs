@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The configuration, checked and shown without a daemon.
+//! The configuration, checked and shown: that of the files, or that of the daemon.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use annotate_snippets::renderer::DEFAULT_TERM_WIDTH;
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 
 use super::exit::Exit;
-use super::{ask, place, print};
+use super::{Daemon, ask, place, print};
 use crate::causes::Fault;
-use crate::config::{self, Absent, Config, Effective, Error, Mistake, Source};
-use crate::control::messages::{Body, Failure, FailureKind, Setting};
+use crate::config::{self, Absent, Config, Error, Mistake, Setting};
+use crate::control::messages::{Body, Failure, FailureKind, Request};
 
 /// Reports every mistake in `file`, in standard input if it is `-`, or in the configuration.
 pub(super) fn validate(file: Option<PathBuf>, json: bool) -> Exit {
@@ -34,52 +34,59 @@ pub(super) fn validate(file: Option<PathBuf>, json: bool) -> Exit {
     ask::show(Body::Done { done }, json)
 }
 
-/// Prints every key, its value, and where that comes from. The text is a configuration again.
-pub(super) fn show((file, absent): (PathBuf, Absent), json: bool) -> Exit {
-    let sources = config::gather(&file, absent)
-        .and_then(|sources: Vec<Source>| Config::read(&sources).map(|_| sources));
-    let effective = match sources {
-        Ok(sources) => config::effective(&sources),
-        Err(error) => return refuse(&error, json),
+/// Prints every key, its value, and where that comes from: as the files have it or, without `file`, as the
+/// daemon has read them. The text is a configuration again.
+pub(super) fn show(file: Option<(PathBuf, Absent)>, only_changed: bool, daemon: &Daemon) -> Exit {
+    let mut config = match file {
+        Some((file, absent)) => {
+            let sources = config::gather(&file, absent);
+            match sources.and_then(|sources| Config::read(&sources)) {
+                Ok(config) => config.settings,
+                Err(error) => return refuse(&error, daemon.json),
+            }
+        }
+        None => match daemon.ask(&Request::Config) {
+            Ok(Body::Config { config }) => config,
+            other => return ask::fail(ask::unexpected(other), daemon.json),
+        },
     };
-    if json {
-        let config = effective.iter().filter_map(setting).collect();
+    config.retain(|setting| !only_changed || setting.file.is_some());
+    if daemon.json {
         print::json(&Body::Config { config }.into());
-        return Exit::Ok;
+    } else {
+        text(&config);
     }
+    Exit::Ok
+}
+
+/// As TOML: each key with its origin.
+fn text(config: &[Setting]) {
     let mut table = "";
-    for Effective { table: of, key, value, from } in &effective {
-        let from = match from {
-            Some((file, line)) => format!("{file}:{line}"),
-            None => "default".to_owned(),
+    for Setting { key, value, default, file, line: number } in config {
+        let mut from = match (file, number) {
+            (Some(file), Some(number)) => format!("{file}:{number}"),
+            _ => "default".to_owned(),
         };
-        if key.is_empty() {
-            print::line(&format!("\n[[{of}]]  # {from}\n{}", value.trim_end()));
+        if let Some(default) = default.as_ref().filter(|default| *default != value) {
+            from = format!("{from}, default {default}");
+        }
+        if let Some(keys) = value.as_object() {
+            print::line(&format!("\n[[{key}]]  # {from}"));
+            for (key, value) in keys {
+                print::line(&format!("{key} = {value}"));
+            }
             continue;
         }
+        let (of, key) = config::split(key);
         if table != of {
             print::line(&format!("\n[{of}]"));
             table = of;
         }
         print::line(&format!("{key} = {value}  # {from}"));
     }
-    Exit::Ok
-}
-
-fn setting(effective: &Effective) -> Option<Setting> {
-    let Effective { table, key, value, from } = effective;
-    let name = [table.as_str(), key].map(str::to_owned).into_iter().filter(|name| !name.is_empty());
-    let parsed: toml::Table = match key.as_str() {
-        "" => toml::from_str(value).ok()?,
-        key => toml::from_str(&format!("{key} = {value}")).ok()?,
-    };
-    let parsed = serde_json::to_value(parsed).ok()?;
-    Some(Setting {
-        key: name.collect::<Vec<_>>().join("."),
-        value: parsed.get(key).cloned().unwrap_or(parsed),
-        file: from.as_ref().map(|(file, _)| file.clone()),
-        line: from.as_ref().map(|(_, line)| *line),
-    })
+    if config.is_empty() {
+        print::line("# every key has its default");
+    }
 }
 
 fn refuse(error: &Error, json: bool) -> Exit {

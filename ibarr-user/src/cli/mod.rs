@@ -203,11 +203,17 @@ enum Command {
     },
     /// Show every key of the configuration, and where its value comes from
     Config {
-        /// Configuration file, with its directory FILE.d [default: /etc/ibarr/ibarr.toml]
+        /// Configuration file, with the directory beside it (ibarr.d for ibarr.toml) [default:
+        /// /etc/ibarr/ibarr.toml]
         file: Option<PathBuf>,
-        /// Print one JSON document
+        /// Show only what files set, and not the defaults
         #[arg(long)]
-        json: bool,
+        changed: bool,
+        /// Ask the daemon for the configuration that it runs with (root and group ibarr)
+        #[arg(long, conflicts_with = "file")]
+        running: bool,
+        #[command(flatten)]
+        daemon: Daemon,
     },
     /// Make a configuration from that of ibacm, and say what became of each line
     ImportIbacm {
@@ -223,8 +229,8 @@ enum Command {
     },
     /// Check the configuration for mistakes
     Validate {
-        /// Configuration file, with its directory FILE.d, or - for standard input [default:
-        /// /etc/ibarr/ibarr.toml]
+        /// Configuration file, with the directory beside it (ibarr.d for ibarr.toml), or - for standard input
+        /// [default: /etc/ibarr/ibarr.toml]
         file: Option<PathBuf>,
         /// Print one JSON document
         #[arg(long)]
@@ -338,7 +344,10 @@ pub fn main() -> ExitCode {
             ask::ask(&daemon, &Request::LogLevel { change })
         }
         Command::Detach { bpf_dir, json } => kernel::detach(&bpf_dir, json),
-        Command::Config { file, json } => configuration::show(place(file), json),
+        Command::Config { file, changed, running, daemon } => {
+            let file = (!running).then(|| place(file));
+            configuration::show(file, changed, &daemon)
+        }
         Command::ImportIbacm { dir, output, json } => import::import(&dir, output.as_deref(), json),
         Command::Validate { file, json } => configuration::validate(file, json),
     };

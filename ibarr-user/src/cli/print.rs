@@ -21,7 +21,7 @@ use crate::causes::escaped;
 use crate::control::messages::{
     Answer, Body, CacheEntry, CachedPath, Elapsed, Failure, FleetSummary, KernelMaps, LastEvent,
     LogStatus, Millis, PathAnswer, PathHops, PathRequests, Pinged, PortAddress, PortStatus,
-    Probing, Response, Setting, Status, Summary, Times,
+    Probing, Response, Status, Summary, Times,
 };
 
 /// Why standard output failed.
@@ -133,14 +133,10 @@ pub(super) fn body(body: &Body) {
         | Body::Tracing { .. }
         | Body::Event { .. }
         | Body::Traced { .. }
-        | Body::Checks { .. } => {}
+        | Body::Checks { .. }
+        | Body::Config { .. } => {}
         Body::Fleet { fleet } => line(&self::fleet(&fleet.summary)),
         Body::Metrics { metrics } => write(metrics.as_bytes()),
-        Body::Config { config } => {
-            for Setting { key, value, .. } in config {
-                line(&format!("{key} = {value}"));
-            }
-        }
         Body::Kernel { kernel } => self::kernel(kernel),
         Body::Import { import } => write(import.config.as_bytes()),
         Body::Status { status } => details(status),

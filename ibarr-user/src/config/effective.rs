@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The values in effect, and the origin of each, as TOML for administrators.
+//! The values in effect, and the origin of each, for administrators.
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+use serde_with_macros::skip_serializing_none;
 use toml::de::{DeTable, DeValue};
 
 use super::reader::{Source, line_of, retired};
@@ -22,52 +24,69 @@ pub(super) fn defaults() -> String {
 }
 
 /// A key that is in effect.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Effective {
-    /// The enclosing table; empty at the top.
-    pub table: String,
-    /// Its name there. In a `[[table]]` it is empty, and the value is the whole table.
+#[skip_serializing_none]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Setting {
+    /// Its name, after those of the enclosing table and a dot. For a `[[table]]` the name of the table.
     pub key: String,
-    /// Its value, as it is written.
-    pub value: String,
-    /// The file and the line; `None` for a default.
-    pub from: Option<(String, usize)>,
+    /// For a `[[table]]`, an object of its keys.
+    pub value: serde_json::Value,
+    /// The default of a key that a file has; a `[[table]]` has none.
+    pub default: Option<serde_json::Value>,
+    /// The file that has it; absent for a default.
+    pub file: Option<String>,
+    /// The line in that file, from 1.
+    pub line: Option<usize>,
 }
 
 /// Every key in the order of the packaged file, then the `[[tables]]`. `sources` have no mistakes.
-pub(crate) fn effective(sources: &[Source]) -> Vec<Effective> {
+pub(crate) fn effective(sources: &[Source]) -> Vec<Setting> {
     let mut last = BTreeMap::new();
     for source in sources {
-        for effective in values(&source.text, Some(&source.name)) {
-            let (table, key) = (effective.table.clone(), effective.key.clone());
-            let values: &mut Vec<Effective> = last.entry((table, key)).or_default();
+        for setting in values(&source.text, Some(&source.name)) {
+            let values: &mut Vec<Setting> = last.entry(setting.key.clone()).or_default();
             // The elements of [[table]] belong together.
-            let is_here =
-                |value: &Effective| value.from.as_ref().is_some_and(|it| it.0 == source.name);
-            if effective.key.is_empty() && values.iter().all(is_here) {
-                values.push(effective);
+            let is_here = |value: &Setting| value.file.as_deref() == Some(&source.name);
+            if setting.value.is_object() && values.iter().all(is_here) {
+                values.push(setting);
             } else {
-                *values = vec![effective];
+                *values = vec![setting];
             }
         }
     }
-    last.retain(|(table, key), _| retired(table, key).is_none());
+    last.retain(|key, _| {
+        let (table, key) = split(key);
+        retired(table, key).is_none()
+    });
     let mut all = Vec::new();
     for default in values(&defaults(), None) {
-        let of = (default.table.clone(), default.key.clone());
-        all.extend(last.remove(&of).unwrap_or_else(|| vec![default]));
+        match last.remove(&default.key) {
+            Some(mut set) => {
+                for setting in &mut set {
+                    setting.default = Some(default.value.clone());
+                }
+                all.extend(set);
+            }
+            None => all.push(default),
+        }
     }
     all.extend(last.into_values().flatten());
     all
 }
 
+/// The table, empty at the top, and the name of a key there.
+pub(crate) fn split(key: &str) -> (&str, &str) {
+    key.split_once('.').unwrap_or(("", key))
+}
+
 /// The keys of a file, in its order.
-fn values(text: &str, name: Option<&str>) -> Vec<Effective> {
+fn values(text: &str, name: Option<&str>) -> Vec<Setting> {
     let (root, _) = DeTable::parse_recoverable(text);
     let mut found = Vec::new();
     collect(text, name, "", root.get_ref(), &mut found);
     found.sort_by_key(|(at, _)| *at);
-    found.into_iter().map(|(_, effective)| effective).collect()
+    found.into_iter().map(|(_, setting)| setting).collect()
 }
 
 fn collect(
@@ -75,27 +94,39 @@ fn collect(
     name: Option<&str>,
     within: &str,
     table: &DeTable<'_>,
-    found: &mut Vec<(usize, Effective)>,
+    found: &mut Vec<(usize, Setting)>,
 ) {
     for (key, value) in table {
-        let mut add = |at: usize, table: &str, key: &str, value: String| {
-            let from = name.map(|name| (name.to_owned(), line_of(text, at)));
-            let (table, key) = (table.to_owned(), key.to_owned());
-            found.push((at, Effective { table, key, value, from }));
+        let mut add = |at: usize, key: String, value: &DeValue<'_>| {
+            let (file, line) = (name.map(str::to_owned), name.map(|_| line_of(text, at)));
+            found.push((at, Setting { key, value: json(value), default: None, file, line }));
         };
         let key_name = key.get_ref().as_ref();
         match value.get_ref() {
-            DeValue::Table(inner) => collect(text, name, key_name, inner, found),
+            DeValue::Table(inner) => collect(text, name, &format!("{key_name}."), inner, found),
             DeValue::Array(elements) if elements.iter().any(|one| one.get_ref().is_table()) => {
                 for element in elements {
-                    let Some(inner) = element.get_ref().as_table() else { continue };
-                    let lines = inner.iter().map(|(key, value)| {
-                        format!("{} = {}\n", key.get_ref(), &text[value.span()])
-                    });
-                    add(element.span().start, key_name, "", lines.collect());
+                    add(element.span().start, key_name.to_owned(), element.get_ref());
                 }
             }
-            _ => add(key.span().start, within, key_name, text[value.span()].to_owned()),
+            value => add(key.span().start, format!("{within}{key_name}"), value),
+        }
+    }
+}
+
+fn json(value: &DeValue<'_>) -> serde_json::Value {
+    match value {
+        DeValue::String(text) => text.as_ref().into(),
+        DeValue::Boolean(value) => (*value).into(),
+        DeValue::Integer(number) => {
+            i64::from_str_radix(number.as_str(), number.radix()).unwrap_or_default().into()
+        }
+        DeValue::Float(number) => number.as_str().into(),
+        DeValue::Datetime(time) => time.to_string().into(),
+        DeValue::Array(elements) => elements.iter().map(|one| json(one.get_ref())).collect(),
+        DeValue::Table(table) => {
+            let keys = table.iter();
+            keys.map(|(key, value)| (key.get_ref().to_string(), json(value.get_ref()))).collect()
         }
     }
 }
@@ -138,14 +169,17 @@ mod tests {
             source("b", &format!("lease = \"20s\"\n{tables}")),
         ];
         let all = effective(&sources);
-        let from = |key: &str| all.iter().find(|one| one.key == key).unwrap().from.clone();
-        assert_eq!(from("lease"), Some(("b".to_owned(), 1)));
-        assert_eq!(from("max-cached"), Some(("a".to_owned(), 3)));
-        assert_eq!(from("udp-port"), None);
-        let tables: Vec<_> = all.iter().filter(|one| one.table == "static-gid").collect();
-        assert_eq!(tables[0].from, Some(("b".to_owned(), 2)));
-        assert_eq!(tables[1].value, "gid = \"fe80::2\"\nip = \"10.2.0.6\"\n");
-        let keys = all.iter().filter(|one| !one.key.is_empty()).count();
+        let from = |key: &str| {
+            let setting = all.iter().find(|one| one.key == key).unwrap();
+            (setting.file.as_deref(), setting.line, setting.default.clone())
+        };
+        assert_eq!(from("lease"), (Some("b"), Some(1), Some("60s".into())));
+        assert_eq!(from("client.max-cached"), (Some("a"), Some(3), Some(65_536.into())));
+        assert_eq!(from("udp-port"), (None, None, None));
+        let tables: Vec<_> = all.iter().filter(|one| one.key == "static-gid").collect();
+        assert_eq!((tables[0].file.as_deref(), tables[0].line), (Some("b"), Some(2)));
+        assert_eq!(tables[1].value, serde_json::json!({"gid": "fe80::2", "ip": "10.2.0.6"}));
+        let keys = all.iter().filter(|one| !one.value.is_object()).count();
         assert_eq!((keys, tables.len()), (28, 2));
     }
 }

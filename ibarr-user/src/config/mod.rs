@@ -21,7 +21,7 @@ use ibarr_common::ib::Gid;
 use ibarr_common::map;
 use ibarr_common::wire::ls::Timeout;
 use ibarr_proto::acm as acm_service;
-use ibarr_proto::health::Setting;
+use ibarr_proto::health;
 use ibarr_proto::ip2gid::Prefixes;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::local_service;
@@ -36,7 +36,7 @@ use crate::bpf;
 use crate::logging::Level;
 
 pub(crate) use self::acm::{Acm, Serve};
-pub(crate) use self::effective::{Effective, effective};
+pub(crate) use self::effective::{Setting, effective, split};
 pub(crate) use self::files::{Absent, gather, read_from};
 pub(crate) use self::metrics::Listen;
 use self::prefix::Prefix;
@@ -72,6 +72,8 @@ pub struct Config {
     pub metrics: Option<Listen>,
     /// Changed keys that have no effect any more.
     pub retired: Vec<String>,
+    /// Every key with its origin, as the files had it.
+    pub settings: Vec<Setting>,
 }
 
 /// Why the configuration cannot be used.
@@ -104,10 +106,10 @@ impl Config {
     }
 
     /// A valid setting with an effect that is easily overlooked.
-    pub fn setting(&self) -> Option<Setting> {
+    pub fn setting(&self) -> Option<health::Setting> {
         let (prefixes, most) = (self.allow.iter().count(), map::max_entries::ALLOW);
         let is_too_long = prefixes > most && self.responder.want_kernel();
-        is_too_long.then_some(Setting::AllowTooLong { prefixes, most })
+        is_too_long.then_some(health::Setting::AllowTooLong { prefixes, most })
     }
 
     /// The effect of that setting, and of keys without one, each with its remedy.
@@ -128,7 +130,7 @@ impl Config {
     pub fn read(sources: &[Source]) -> Result<Self, Error> {
         let (config, retired) =
             reader::read(sources, Self::of).map_err(|mistakes| Error::Mistakes { mistakes })?;
-        Ok(Self { retired, ..config })
+        Ok(Self { retired, settings: effective(sources), ..config })
     }
 
     fn of(root: &mut Table<'_, '_>) -> Self {
@@ -176,6 +178,7 @@ impl Config {
             acm,
             metrics,
             retired: Vec::new(),
+            settings: Vec::new(),
             log_level: root.value("log-level", Level::default(), |value| value.parse("info")),
         }
     }
@@ -337,10 +340,10 @@ mod tests {
     #[test]
     fn packaged_file_sets_no_key_and_shows_the_defaults() {
         let packaged = source(include_str!("../../../pkg/ibarr.toml"));
-        assert!(effective(&[packaged]).iter().all(|key| key.from.is_none()));
+        assert!(effective(&[packaged]).iter().all(|key| key.file.is_none()));
         let text = &effective::defaults()[..];
         for text in [text, ""] {
-            let config = Config { files: Vec::new(), ..parse(text) };
+            let config = Config { files: Vec::new(), settings: Vec::new(), ..parse(text) };
             assert_eq!(format!("{config:?}"), format!("{:?}", Config::default()));
         }
         // Every key is there: without its "key =", a line of the rendered default would differ.

@@ -63,20 +63,6 @@ impl Check {
     }
 }
 
-/// A key of the configuration.
-#[skip_serializing_none]
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Setting {
-    /// Its name, after those of the enclosing table and a dot. For a `[[table]]` the name of the table.
-    pub key: String,
-    pub value: serde_json::Value,
-    /// The file that has it; absent for a default.
-    pub file: Option<String>,
-    /// The line in that file, from 1.
-    pub line: Option<usize>,
-}
-
 /// The document of `ibarr import-ibacm`.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]

@@ -20,7 +20,7 @@ pub use super::answers::*;
 pub use super::commands::*;
 pub use super::status::*;
 pub use super::values::*;
-use crate::config::Mistake;
+use crate::config::{Mistake, Setting};
 use crate::logging::Level;
 
 /// The format version, in the field `v`.
@@ -73,6 +73,8 @@ pub enum Request {
     },
     /// Reads the configuration again (changes the daemon).
     Reload,
+    /// The configuration that the daemon has read (shows files that others may not read).
+    Config,
     /// Shows what happens to each request from now on (shows what others ask).
     Trace(TraceRequest),
     LogLevel {
@@ -94,10 +96,11 @@ impl Request {
     /// The longest time-out of a request for addresses.
     pub const MAX_TIMEOUT: Duration = Duration::from_mins(1);
 
-    /// Whether the request changes the daemon, or shows what others ask, which needs a right.
+    /// Whether the request changes the daemon, or shows what others ask or its configuration, which needs a
+    /// right.
     pub fn needs_right(&self) -> bool {
         match self {
-            Self::Flush | Self::Reload | Self::Trace { .. } => true,
+            Self::Flush | Self::Reload | Self::Config | Self::Trace { .. } => true,
             Self::LogLevel { change } => change.is_some(),
             _ => false,
         }
@@ -278,7 +281,7 @@ pub enum Body {
         /// State of the whole daemon.
         status: Box<Status>,
     },
-    /// The configuration; the command reads it itself, without the daemon.
+    /// Answers [`Request::Config`]. Without it the command reads the files itself.
     Config {
         config: Vec<Setting>,
     },
@@ -440,7 +443,7 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (27, 157));
+        assert_eq!((requests, responses), (28, 157));
     }
 
     /// Each text in a document, after the place where it stands, and each field.

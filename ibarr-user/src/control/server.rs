@@ -352,9 +352,10 @@ fn parse(line: &[u8], complete: bool) -> Result<Request, Failure> {
 
 fn forbidden(group: &GroupId) -> Failure {
     let name = super::GROUP;
+    let what = "may change or trace the daemon, or see its configuration";
     let message = match group {
-        GroupId::Is(_) => format!("only root and group {name} may change or trace the daemon"),
-        unknown => format!("only root may change or trace the daemon: group {name}: {unknown}"),
+        GroupId::Is(_) => format!("only root and group {name} {what}"),
+        unknown => format!("only root {what}: group {name}: {unknown}"),
     };
     Failure { kind: FailureKind::Permission, message }
 }

@@ -52,6 +52,9 @@ impl Engine {
             }
             Request::Paths { after } => return self.users.pages.ask(Page::Paths(after), answer),
             Request::Reload => return self.reload(now, Some(answer)),
+            Request::Config => {
+                Body::Config { config: self.settings.config.settings.clone() }.into()
+            }
             Request::Status => {
                 self.node.handle_input(now, node::Input::Health(Input::Asked));
                 self.assess(now);

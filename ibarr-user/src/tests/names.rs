@@ -11,7 +11,7 @@ use clap::{Arg, Command};
 use ibarr_common::map;
 use ibarr_proto::responder::Hook;
 
-use crate::config::{Config, Error, RETIRED, Source, effective};
+use crate::config::{Config, Error, RETIRED, Source, effective, split};
 use crate::control::messages;
 use crate::logging::ids;
 use crate::metrics::FAMILIES;
@@ -100,7 +100,10 @@ fn configuration() -> Vec<String> {
     let retired =
         RETIRED.iter().map(|(table, key, value)| format!("[{table}] {key} = {value} (retired)"));
     let defaults = effective(&[]).into_iter();
-    let defaults = defaults.map(|it| format!("[{}] {} = {} (default)", it.table, it.key, it.value));
+    let defaults = defaults.map(|it| {
+        let (table, key) = split(&it.key);
+        format!("[{table}] {key} = {} (default)", it.value)
+    });
     names.extend(retired.chain(defaults));
     names.iter().map(|name| name.trim_start_matches("[]").trim_start().to_owned()).collect()
 }

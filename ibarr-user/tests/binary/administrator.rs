@@ -80,7 +80,8 @@ fn drop_ins_take_effect_in_the_order_of_their_names() {
     dir.write("ibarr.d/ignored.conf", "no TOML");
     let show = || ibarr(&["config", main.to_str().unwrap()]);
     let text = String::from_utf8(show().stdout).unwrap();
-    assert!(text.contains(&format!("\nlease = \"30s\"  # {}:1\n", last.display())), "{text}");
+    let lease = format!("lease = \"30s\"  # {}:1, default \"60s\"\n", last.display());
+    assert!(text.contains(&lease), "{text}");
     assert!(text.contains("\nnudge = true  # default\n"), "{text}");
     // What it prints is a configuration that means the same.
     let again = dir.write("again.toml", &text);
@@ -90,6 +91,9 @@ fn drop_ins_take_effect_in_the_order_of_their_names() {
         values.map(|one| (one["key"].clone(), one["value"].clone())).collect::<Vec<_>>()
     };
     assert_eq!(keys(&again), keys(&json(&ibarr(&["config", main.to_str().unwrap(), "--json"]))));
+
+    let changed = ibarr(&["config", "--changed", main.to_str().unwrap()]);
+    assert_eq!(String::from_utf8(changed.stdout).unwrap(), lease);
 
     let daemon = Daemon::start(&dir, "");
     let used = json(&daemon.ask(&["status", "--json"]))["status"]["config"].clone();
@@ -103,6 +107,12 @@ fn drop_ins_take_effect_in_the_order_of_their_names() {
         "{message}"
     );
     assert_eq!(show().status.code(), Some(78));
+    // The daemon still runs with what it has read.
+    let running = daemon.ask(&["config", "--running", "--changed"]);
+    assert!(String::from_utf8(running.stdout).unwrap().ends_with(&lease));
+    let running = &json(&daemon.ask(&["config", "--running", "--json"]))["config"];
+    let setting = running.as_array().unwrap().iter().find(|it| it["key"] == "lease").unwrap();
+    assert_eq!((&setting["value"], &setting["line"]), (&"30s".into(), &1.into()));
 }
 
 #[test]
