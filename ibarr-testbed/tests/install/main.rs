@@ -7,6 +7,7 @@
 
 mod boot;
 mod container;
+mod documents;
 mod faults;
 mod journal;
 mod kernel;

@@ -4,6 +4,7 @@
 //! same bytes.
 
 mod deb;
+mod documents;
 mod fabric;
 mod glibc;
 pub(crate) mod root;
@@ -147,9 +148,6 @@ const FILES: &[(&str, &str, u32)] = &[
     ("pkg/90-ibarr.rules", "usr/lib/udev/rules.d/90-ibarr.rules", 0o644),
     ("pkg/firewalld.xml", "usr/lib/firewalld/services/ibarr.xml", 0o644),
     ("pkg/ibarr.toml", "etc/ibarr/ibarr.toml", 0o644),
-    ("contrib/systemd/root.conf", "usr/share/doc/ibarr/examples/root.conf", 0o644),
-    ("README.md", "usr/share/doc/ibarr/README.md", 0o644),
-    ("SECURITY.md", "usr/share/doc/ibarr/SECURITY.md", 0o644),
 ];
 
 /// Man pages: Markdown, and name and section of the page.
@@ -234,9 +232,7 @@ impl<'a> Content<'a> {
             compress(&to)?;
         }
         self.install_command_line(root)?;
-        let changelog = root.join("usr/share/doc/ibarr/CHANGELOG.md");
-        write(&changelog, &fs::read(checkout.join("CHANGELOG.md"))?, 0o644)?;
-        compress(&changelog)
+        documents::install(checkout, root)
     }
 
     /// Completions, and a man page for each command.
@@ -275,7 +271,7 @@ impl<'a> Content<'a> {
     fn licences(&self, root: &Path) -> Result<()> {
         for licence in fs::read_dir(self.workspace.root().join("LICENSES"))? {
             let licence = licence?;
-            let to = root.join("usr/share/doc/ibarr/LICENSES").join(licence.file_name());
+            let to = root.join(documents::PLACE).join("LICENSES").join(licence.file_name());
             write(&to, &fs::read(licence.path())?, 0o644)?;
         }
         Ok(())
