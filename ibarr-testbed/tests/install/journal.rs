@@ -17,7 +17,7 @@ fn entries(node: &Node, id: &str) -> Vec<BTreeMap<String, Value>> {
 }
 
 #[test]
-fn journal_has_the_fields_and_priority_of_each_event() {
+fn journal_has_fields_priority_and_explanation_of_each_event() {
     let node = Node::installed();
     node.ok("systemctl start ibarr");
     node.until("it is ready", || entries(&node, ids::READY).len() == 1);
@@ -33,6 +33,15 @@ fn journal_has_the_fields_and_priority_of_each_event() {
     let refused = &entries(&node, ids::RELOAD_REFUSED)[0];
     assert_eq!(refused["PRIORITY"], "3");
     assert!(refused["IBARR_CAUSE"].as_str().unwrap().contains("udp-prot is not a key"));
+    let explained = node.ok(&format!(
+        "journalctl --no-pager --catalog --unit=ibarr MESSAGE_ID={}",
+        ids::RELOAD_REFUSED
+    ));
+    for words in
+        ["Subject: ibarr has refused its new configuration", "udp-prot is not", "ibarr validate"]
+    {
+        assert!(explained.contains(words), "{explained}");
+    }
     let shown = node.ok("journalctl --no-pager --output=cat --unit=ibarr --priority=warning");
     assert!(shown.contains("not reloaded") && !shown.contains("ready"), "{shown}");
 }

@@ -66,12 +66,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_message_id_is_valid_unique_and_in_the_manual() {
+    fn every_message_id_is_valid_unique_in_the_manual_and_in_the_catalog() {
         let manual = include_str!("../../../docs/man/ibarr.8.md");
+        let catalog = include_str!("../../../pkg/ibarr.catalog");
+        let entries: Vec<_> = catalog.split("\n-- ").skip(1).collect();
+        assert_eq!(entries.len(), ALL.len());
         for (n, id) in ALL.iter().enumerate() {
             assert!(id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit()), "{id}");
             assert!(!ALL[..n].contains(id), "{id}");
             assert!(manual.contains(id), "{id}");
+            let start = format!("{id}\nSubject: ");
+            assert!(entries.iter().any(|entry| entry.starts_with(&start)), "{id}");
         }
     }
 }

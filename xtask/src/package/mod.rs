@@ -146,6 +146,7 @@ const FILES: &[(&str, &str, u32)] = &[
     ("pkg/ibarr.sysusers", "usr/lib/sysusers.d/ibarr.conf", 0o644),
     ("pkg/ibarr.tmpfiles", "usr/lib/tmpfiles.d/ibarr.conf", 0o644),
     ("pkg/90-ibarr.rules", "usr/lib/udev/rules.d/90-ibarr.rules", 0o644),
+    ("pkg/ibarr.catalog", "usr/lib/systemd/catalog/ibarr.catalog", 0o644),
     ("pkg/firewalld.xml", "usr/lib/firewalld/services/ibarr.xml", 0o644),
     ("pkg/ibarr.toml", "etc/ibarr/ibarr.toml", 0o644),
 ];
