@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod boot;
+mod configuration;
 mod container;
 mod documents;
 mod faults;

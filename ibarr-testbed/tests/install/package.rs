@@ -14,6 +14,7 @@ fn purged_package_leaves_nothing_but_its_user() {
     node.install();
     node.ok("systemctl enable --now ibarr");
     assert_eq!(node.ask(), Some(GID.parse().unwrap()));
+    node.ok("touch /etc/ibarr/ibarr.d/site.toml /var/lib/ibarr/paths");
     node.ok("dpkg --purge ibarr");
     assert_eq!(node.ask(), None, "no program and no filter is left");
     let after = node.ok(list);

@@ -31,6 +31,9 @@ fn installed_rpm_has_the_files_of_the_debian_package() {
     deb.insert("usr/share/zsh/site-functions/_ibarr".to_owned(), zsh);
     let mut rpm = files(&rpm_root);
     rpm.retain(|name, _| !name.contains("/LICENSES/") && !name.contains("/db/"));
+    // postinst makes it on Debian.
+    let file = rpm.remove("etc/ibarr/ibarr.toml").unwrap();
+    assert_eq!(file, deb["usr/share/ibarr/ibarr.toml"]);
     assert_eq!(rpm.keys().collect::<Vec<_>>(), deb.keys().collect::<Vec<_>>());
     assert!(rpm == deb, "contents, modes or owners differ");
     assert!(rpm.contains_key("usr/sbin/ibarr"));
@@ -41,7 +44,7 @@ fn rpm_keeps_a_configuration_that_was_changed() {
     let flags = rpm(&["--query", "--queryformat", "[%{FILENAMES} %{FILEFLAGS:fflags}\n]"]);
     let configuration: Vec<_> = flags.lines().filter(|line| line.starts_with("/etc/")).collect();
     // c: configuration; n: a new version does not replace it.
-    assert_eq!(configuration, ["/etc/ibarr ", "/etc/ibarr/ibarr.toml cn"]);
+    assert_eq!(configuration, ["/etc/ibarr ", "/etc/ibarr/ibarr.d ", "/etc/ibarr/ibarr.toml cn"]);
 }
 
 #[test]

@@ -19,8 +19,6 @@ pub(super) struct About<'a> {
     pub(super) templates: &'a str,
     /// Scripts that dpkg runs.
     pub(super) scripts: &'a [&'a str],
-    /// Files below `etc`, which dpkg replaces only if the administrator has not changed them.
-    pub(super) conffiles: &'a str,
     /// The program, whose C library the package depends on. Without one it is for all architectures.
     pub(super) program: Option<&'a Path>,
 }
@@ -32,8 +30,7 @@ pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
     let about = About {
         name: "ibarr",
         templates: "pkg/deb",
-        scripts: &["postinst", "prerm", "postrm"],
-        conffiles: "/etc/ibarr/ibarr.toml\n",
+        scripts: &["preinst", "postinst", "prerm", "postrm"],
         program: Some(&content.ibarr),
     };
     end(content, &root, &about)
@@ -84,9 +81,6 @@ pub(super) fn end(content: &Content<'_>, root: &Path, about: &About<'_>) -> Resu
     let sums = sums(root)?;
     let directory = root.join("DEBIAN");
     write(&directory.join("control"), filled("control")?.as_bytes(), 0o644)?;
-    if !about.conffiles.is_empty() {
-        write(&directory.join("conffiles"), about.conffiles.as_bytes(), 0o644)?;
-    }
     write(&directory.join("md5sums"), sums.as_bytes(), 0o644)?;
     for script in about.scripts {
         write(&directory.join(script), filled(script)?.as_bytes(), 0o755)?;
@@ -101,17 +95,17 @@ pub(super) fn end(content: &Content<'_>, root: &Path, about: &About<'_>) -> Resu
     Ok(package)
 }
 
-/// Digests of all files but the configuration, ordered by name.
+/// Digests of all files, ordered by name.
 fn sums(root: &Path) -> Result<String> {
     let mut names = files(root)?;
-    names.retain(|name| !name.starts_with("etc"));
+    names.retain(|name| !root.join(name).is_symlink());
     process::output(Command::new("md5sum").current_dir(root).args(&names))
 }
 
 fn kibibytes(root: &Path) -> Result<u64> {
     let mut total = 0;
     for file in files(root)? {
-        total += fs::metadata(root.join(file))?.len().div_ceil(1024);
+        total += fs::symlink_metadata(root.join(file))?.len().div_ceil(1024);
     }
     Ok(total)
 }

@@ -48,7 +48,6 @@ fn module(content: &Content<'_>) -> Result<PathBuf> {
         name,
         templates: &format!("ibtun/pkg/{name}"),
         scripts: &["postinst", "prerm"],
-        conffiles: "",
         program: None,
     };
     deb::end(content, &root, &about)
@@ -70,7 +69,6 @@ fn program(content: &Content<'_>) -> Result<PathBuf> {
         name,
         templates: &format!("ibtun/pkg/{name}"),
         scripts: &[],
-        conffiles: "",
         program: Some(&content.ibfab),
     };
     deb::end(content, &root, &about)

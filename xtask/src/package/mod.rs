@@ -148,8 +148,14 @@ const FILES: &[(&str, &str, u32)] = &[
     ("pkg/90-ibarr.rules", "usr/lib/udev/rules.d/90-ibarr.rules", 0o644),
     ("pkg/ibarr.catalog", "usr/lib/systemd/catalog/ibarr.catalog", 0o644),
     ("pkg/firewalld.xml", "usr/lib/firewalld/services/ibarr.xml", 0o644),
-    ("pkg/ibarr.toml", "etc/ibarr/ibarr.toml", 0o644),
+    ("pkg/ibarr.toml", CONFIGURATION, 0o644),
 ];
+
+/// The configuration as the package has it. Each format has its own way to put it into `etc/ibarr`.
+const CONFIGURATION: &str = "usr/share/ibarr/ibarr.toml";
+
+/// For the site's own files.
+const DROP_INS: &str = "etc/ibarr/ibarr.d";
 
 /// Man pages: Markdown, and name and section of the page.
 const PAGES: &[(&str, &str, u8)] = &[
@@ -225,6 +231,7 @@ impl<'a> Content<'a> {
             let content = fs::read(checkout.join(from)).with_context(|| (*from).to_owned())?;
             write(&root.join(to), &content, *mode)?;
         }
+        make_dir(&root.join(DROP_INS))?;
         let tools = tools::ensure(self.workspace, &[&tools::LOWDOWN])?.path()?;
         for (from, name, section) in PAGES {
             let page = page(&checkout.join(from), &tools, &self.version)?;

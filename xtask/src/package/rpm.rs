@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::{Content, files, glibc, write};
+use super::{CONFIGURATION, Content, DROP_INS, files, glibc, write};
 use crate::process;
 use crate::tools;
 
@@ -24,6 +24,8 @@ pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
     let root = top.join("root");
     content.install(&root)?;
     content.licences(&root)?;
+    // rpm replaces it if it is as a package has made it, and puts a new one beside an edited one.
+    write(&root.join("etc/ibarr/ibarr.toml"), &fs::read(root.join(CONFIGURATION))?, 0o644)?;
     let zsh = root.join("usr/share/zsh");
     fs::rename(zsh.join("vendor-completions"), zsh.join("site-functions"))?;
 
@@ -73,7 +75,7 @@ pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
 /// The lines of `%files`: each file with its mode, as root's.
 fn list(root: &Path) -> Result<String> {
     let mut lines = vec!["%defattr(-,root,root,-)".to_owned()];
-    lines.push("%dir /etc/ibarr".to_owned());
+    lines.extend(["%dir /etc/ibarr".to_owned(), format!("%dir /{DROP_INS}")]);
     for file in files(root)? {
         let file = format!("/{}", file.to_str().context("a file's name is not UTF-8")?);
         let kind = match file.as_str() {
