@@ -42,5 +42,35 @@ fn package_takes_the_place_of_the_c_original() {
     let node = Node::installed();
     let version = node.ok("dpkg-query --show --showformat='${Version}' ibarr");
     node.ok(&format!("dpkg --compare-versions {version} gt 0.1.5"));
-    assert_eq!(node.ok("ibarr --version"), format!("ibarr {version}"));
+    assert_eq!(node.ok("/usr/bin/ibarr --version"), format!("ibarr {version}"));
+    node.ok("systemctl start ip2gid");
+    assert_eq!(node.ask(), Some(GID.parse().unwrap()));
+    node.ok("systemctl stop ip2gid");
+    assert_eq!(node.show("ActiveState", "ibarr"), "inactive");
+}
+
+/// A package with the name, the version, the paths and the unit of the C original. Its program holds the port.
+const C_ORIGINAL: &str = r#"mkdir -p /c/DEBIAN /c/usr/bin /c/usr/lib/systemd/system
+    printf 'Package: ibarr\nVersion: 0.1.5\nArchitecture: all\nMaintainer: C <c@example>\nDescription: C\n' > /c/DEBIAN/control
+    printf '#!/usr/bin/perl\nuse IO::Socket::INET;\nmy $port = IO::Socket::INET->new(Proto => "udp", LocalPort => 4791) or die;\nsleep;\n' > /c/usr/bin/ibarr
+    printf '[Service]\nExecStart=/usr/bin/ibarr\n[Install]\nWantedBy=multi-user.target\nAlias=ip2gid.service\n' > /c/usr/lib/systemd/system/ibarr.service
+    chmod 755 /c/usr/bin/ibarr
+    dpkg-deb --build /c /c.deb"#;
+
+#[test]
+fn running_c_original_is_replaced_by_the_package() {
+    let node = Node::boot();
+    node.ok(C_ORIGINAL);
+    node.ok("dpkg --install /c.deb && systemctl enable --now ibarr");
+    node.until("it has the port", || !node.ok("ss -Hlun sport = 4791").is_empty());
+    node.install();
+    // A daemon of this package runs where one of the C original ran.
+    assert_eq!(node.show("ActiveState", "ibarr"), "active");
+    node.ok("systemctl reload ibarr");
+    assert_eq!(node.ask(), Some(GID.parse().unwrap()));
+    assert_eq!(node.ok("readlink --canonicalize /usr/bin/ibarr"), "/usr/sbin/ibarr");
+    node.ok("systemctl restart ip2gid");
+    assert_eq!(node.ask(), Some(GID.parse().unwrap()));
+    // The socket that holds the port is enabled only by this.
+    node.ok("systemctl enable ibarr && systemctl is-enabled ibarr.socket");
 }

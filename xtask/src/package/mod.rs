@@ -15,7 +15,7 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -157,6 +157,12 @@ const CONFIGURATION: &str = "usr/share/ibarr/ibarr.toml";
 /// For the site's own files.
 const DROP_INS: &str = "etc/ibarr/ibarr.d";
 
+/// Names of the C original, and what they lead to.
+const LINKS: &[(&str, &str)] = &[
+    ("usr/bin/ibarr", "../sbin/ibarr"),
+    ("usr/lib/systemd/system/ip2gid.service", "ibarr.service"),
+];
+
 /// Man pages: Markdown, and name and section of the page.
 const PAGES: &[(&str, &str, u8)] = &[
     ("docs/man/ibarr.8.md", "ibarr", 8),
@@ -232,6 +238,11 @@ impl<'a> Content<'a> {
             write(&root.join(to), &content, *mode)?;
         }
         make_dir(&root.join(DROP_INS))?;
+        for (link, target) in LINKS {
+            let link = root.join(link);
+            make_dir(link.parent().context("a link in a directory")?)?;
+            symlink(target, &link).with_context(|| link.display().to_string())?;
+        }
         let tools = tools::ensure(self.workspace, &[&tools::LOWDOWN])?.path()?;
         for (from, name, section) in PAGES {
             let page = page(&checkout.join(from), &tools, &self.version)?;
