@@ -74,6 +74,7 @@ pub(super) fn end(content: &Content<'_>, root: &Path, about: &About<'_>) -> Resu
         Ok(template
             .replace("@VERSION@", &content.version)
             .replace("@MAINTAINER@", &content.maintainer)
+            .replace("@HOMEPAGE@\n", &content.homepage("Homepage"))
             .replace("@ARCHITECTURE@", &architecture)
             .replace("@SIZE@", &size)
             .replace("@GLIBC@", &glibc))

@@ -116,6 +116,7 @@ mod tests {
             ibfab: PathBuf::new(),
             epoch: "1700000000".to_owned(),
             maintainer: "A <a@example.org>".to_owned(),
+            homepage: None,
         };
         let package = module(&content).expect("a package");
         let dpkg = |option: &str| {

@@ -191,6 +191,8 @@ struct Content<'a> {
     epoch: String,
     /// Name and address of the packager.
     maintainer: String,
+    /// Address of the project's page, which it does not have itself: the packager names one.
+    homepage: Option<String>,
 }
 
 impl<'a> Content<'a> {
@@ -226,6 +228,7 @@ impl<'a> Content<'a> {
                 _ => commit("%an <%ae>")
                     .context("set DEBFULLNAME and DEBEMAIL where there is no git history")?,
             },
+            homepage: env::var("IBARR_HOMEPAGE").ok(),
         })
     }
 
@@ -284,6 +287,11 @@ impl<'a> Content<'a> {
         let mut date = Command::new("date");
         date.env("LC_ALL", "C").args(["--utc", "--date", &format!("@{}", self.epoch), format]);
         Ok(process::output(&mut date)?.trim().to_owned())
+    }
+
+    /// A line `KEY: homepage` for the packager's page, if there is one.
+    fn homepage(&self, key: &str) -> String {
+        self.homepage.as_ref().map_or(String::new(), |page| format!("{key}: {page}\n"))
     }
 
     /// The licences' texts, for packages of systems that have none of their own.

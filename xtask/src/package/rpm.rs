@@ -33,6 +33,7 @@ pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
     let spec = template
         .replace("@VERSION@", &content.version)
         .replace("@MAINTAINER@", &content.maintainer)
+        .replace("@HOMEPAGE@\n", &content.homepage("URL"))
         .replace("@DATE@", &content.date("+%a %b %d %Y")?)
         .replace("@GLIBC@", &glibc::needed(&fs::read(&content.ibarr)?)?.to_string())
         .replace("@ROOT@", root.to_str().context("the checkout's path is not UTF-8")?)
