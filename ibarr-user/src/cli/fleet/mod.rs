@@ -15,7 +15,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use ibarr_common::ib::Gid;
@@ -84,8 +84,7 @@ fn fleet(args: &FleetArgs) -> Result<Exit, Failure> {
     let (nodes, unknown_names) = resolve(&destinations, args.family.family());
     let remembered = match remembered(&args.daemon) {
         Ok(remembered) => remembered,
-        Err(failure) => {
-            let message = failure.message;
+        Err(Failure { message, .. }) => {
             print::error_line(&format!("answers are not compared with the daemon's: {message}"));
             BTreeMap::new()
         }
@@ -161,7 +160,9 @@ fn resolve(
 
 /// What the daemon has learned.
 fn remembered(daemon: &Daemon) -> Result<BTreeMap<IpAddr, Gid>, Failure> {
-    let mut connection = daemon.connect()?;
+    // A daemon that hangs delays the answers of its peers no longer than this.
+    let patience = daemon.patience.min(Duration::from_secs(5));
+    let mut connection = Daemon { patience, ..daemon.clone() }.connect()?;
     let (mut all, mut after) = (BTreeMap::new(), None::<AddressMark>);
     loop {
         let Body::Cache { entries, next } = connection.ask(&Request::Cache { after }, |_| ())?
@@ -199,7 +200,6 @@ fn show(args: &FleetArgs, nodes: &[FleetNode], unknown: &[UnknownName], summary:
     print::line(&print::fleet(summary));
 }
 
-/// How many nodes a remedy names.
 const MOST_NAMED: usize = 20;
 
 fn name(node: &FleetNode) -> String {
