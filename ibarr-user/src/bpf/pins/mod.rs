@@ -444,12 +444,16 @@ impl Pins {
         }
     }
 
-    /// Whether the init process of this machine or container sees the bpffs as well; otherwise the
-    /// pins end with the last process in our mount namespace. `None` if this cannot be found out.
+    /// Whether the bpffs stays mounted when this process ends. `None` if this cannot be found out.
     pub(super) fn outlive_us(&self) -> Option<bool> {
         let device = self.directory.device().ok()?;
         let mounts = fs::read_to_string("/proc/1/mountinfo").ok()?;
-        Some(std::process::id() != 1 && mount::is_mounted(device, &mounts))
+        // A container ends with its init process, and mounts outside of it cannot be listed.
+        if std::process::id() == 1 {
+            mount::outlives_container(device, &mounts)
+        } else {
+            Some(mount::is_mounted(device, &mounts))
+        }
     }
 
     fn path(&self) -> &Path {

@@ -15,6 +15,8 @@ use super::{Error, io_error};
 
 /// The usual mount point of a bpffs.
 const BPFFS: &str = "/sys/fs/bpf";
+/// The source of a bpffs that this program has mounted, in the list of mounts.
+const OURS: &str = "ibarr";
 
 /// Makes the directory `path`. If it is on no bpffs, one is mounted: at the usual place if that is above it.
 pub(super) fn make_on_bpffs(path: &Path) -> Result<(), Error> {
@@ -34,7 +36,7 @@ fn mount_bpffs(path: &Path) -> Result<(), Error> {
         let found = found.map_err(io_error(path))?.file_name().to_string_lossy().into_owned();
         return Err(Error::Foreign { path: path.to_owned(), found });
     }
-    mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
+    mount(Some(OURS), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
         .map_err(|errno| Error::NoBpffs(path.to_owned(), errno.into()))?;
     info!("mounted a bpffs at {}", path.display());
     Ok(())
@@ -44,6 +46,18 @@ fn mount_bpffs(path: &Path) -> Result<(), Error> {
 pub(super) fn is_mounted(device: u64, mountinfo: &str) -> bool {
     let device = format!("{}:{}", major(device), minor(device));
     mountinfo.lines().any(|line| line.split(' ').nth(2) == Some(device.as_str()))
+}
+
+/// Whether a bpffs in the mount namespace of a container stays mounted when the container ends. `None` if
+/// its mount does not tell.
+pub(super) fn outlives_container(device: u64, mountinfo: &str) -> Option<bool> {
+    let mount = mountinfo.lines().find(|line| is_mounted(device, line))?;
+    let (mount, file_system) = mount.split_once(" - ")?;
+    // It gets its mounts from another mount namespace, which has it as well.
+    if mount.split(' ').any(|field| field.starts_with("master:")) {
+        return Some(true);
+    }
+    (file_system.split(' ').nth(1) == Some(OURS)).then_some(false)
 }
 
 #[cfg(test)]
@@ -59,5 +73,16 @@ mod tests {
         assert!(is_mounted(nix::sys::stat::makedev(0, 26), MOUNTS));
         assert!(!is_mounted(nix::sys::stat::makedev(0, 28), MOUNTS));
         assert!(!is_mounted(nix::sys::stat::makedev(0, 2), MOUNTS));
+    }
+    #[test]
+    fn bpffs_outlives_a_container_that_got_it_from_outside() {
+        const MOUNTS: &str = "\
+300 290 0:43 / /sys/fs/bpf rw,relatime master:12 - bpf bpf rw,mode=700
+301 290 0:44 / /mnt/own rw,relatime - bpf ibarr rw,mode=700
+302 290 0:45 / /mnt/bound rw,relatime - bpf bpf rw,mode=700
+303 290 0:46 / /mnt/daemon/of/host rw,relatime master:13 - bpf ibarr rw,mode=700
+";
+        let outlives = |minor| outlives_container(nix::sys::stat::makedev(0, minor), MOUNTS);
+        assert_eq!([43, 44, 45, 46].map(outlives), [Some(true), Some(false), None, Some(true)]);
     }
 }
