@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ansible;
 mod boot;
 mod configuration;
 mod container;

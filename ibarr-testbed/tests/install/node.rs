@@ -20,7 +20,7 @@ use crate::machine::{Machine, said};
 
 /// The container's address, which it answers with [`GID`].
 pub(crate) const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
-const PEER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
+pub(crate) const PEER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 pub(crate) const GID: &str = "fe80::2:c903:0:201";
 
 pub(crate) struct Node {
@@ -39,30 +39,31 @@ pub(crate) struct Node {
 impl Node {
     /// Boots a Debian 12. Its peer is in the network namespace of the calling thread.
     pub(crate) fn boot() -> Self {
+        Self::boot_root(&file("IBARR_DEBIAN_ROOT"), |_| Vec::new())
+    }
+
+    /// Boots a Debian 12 that also has podman and what Ansible needs. `prepare` gets the directory of its files and
+    /// gives more options of systemd-nspawn.
+    pub(crate) fn boot_for_deployment(prepare: impl FnOnce(&Path) -> Vec<String>) -> Self {
+        Self::boot_root(&file("IBARR_DEPLOY_ROOT"), prepare)
+    }
+
+    fn boot_root(lower: &Path, prepare: impl FnOnce(&Path) -> Vec<String>) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let machine = Machine::new();
         let directory = machine.directory();
         mount(Some("tmpfs"), directory, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
-        let [root, upper, work, bpffs] =
-            ["root", "upper", "work", "bpffs"].map(|name| directory.join(name));
-        for directory in [&root, &upper, &work, &bpffs] {
-            fs::create_dir(directory).unwrap();
-        }
-        let lower = file("IBARR_DEBIAN_ROOT");
-        let layers = format!(
-            "lowerdir={},upperdir={},workdir={}",
-            lower.display(),
-            upper.display(),
-            work.display()
-        );
-        let layers = Some(layers.as_str());
-        mount(Some("overlay"), &root, Some("overlay"), MsFlags::empty(), layers).unwrap();
+        let root = layer(lower, directory, "root");
+        let bpffs = directory.join("bpffs");
+        fs::create_dir(&bpffs).unwrap();
         // As systemd mounts it on hosts.
         mount(Some("bpf"), &bpffs, Some("bpf"), MsFlags::empty(), Some("mode=0700")).unwrap();
         fs::copy(file("IBARR_PACKAGE"), root.join("ibarr.deb")).unwrap();
 
-        let nspawn = spawn(directory, &[]);
+        let options = prepare(directory);
+        let options: Vec<_> = options.iter().map(String::as_str).collect();
+        let nspawn = spawn(directory, &options);
         let leader = String::new();
         let mut node = Self { nspawn, leader, peer: None, machine, root, bpffs, _turn: turn };
         node.wait();
@@ -145,6 +146,11 @@ impl Node {
     /// A path of the container.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
+    }
+
+    /// The directory of the container's files.
+    pub(crate) fn directory(&self) -> &Path {
+        self.machine.directory()
     }
 
     /// The bpffs of the container.
@@ -285,6 +291,24 @@ fn spawn(directory: &Path, options: &[&str]) -> Child {
     nspawn.spawn().unwrap()
 }
 
+/// Mounts the root file system `lower` below `directory`, where writes leave it as it is.
+pub(crate) fn layer(lower: &Path, directory: &Path, name: &str) -> PathBuf {
+    let [root, upper, work] =
+        ["", ".upper", ".work"].map(|end| directory.join(format!("{name}{end}")));
+    for directory in [&root, &upper, &work] {
+        fs::create_dir(directory).unwrap();
+    }
+    let layers = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        lower.display(),
+        upper.display(),
+        work.display()
+    );
+    let layers = Some(layers.as_str());
+    mount(Some("overlay"), &root, Some("overlay"), MsFlags::empty(), layers).unwrap();
+    root
+}
+
 /// `systemd-nspawn` of the root file system, with its own libraries: the machine may have none.
 fn nspawn(root: &Path) -> Command {
     let libraries = ["usr/lib/x86_64-linux-gnu/systemd", "usr/lib/x86_64-linux-gnu"];
@@ -311,7 +335,7 @@ fn host(line: &str) {
 }
 
 /// The path in an environment variable, which `cargo xtask test` sets.
-fn file(variable: &str) -> PathBuf {
+pub(crate) fn file(variable: &str) -> PathBuf {
     let value = env::var_os(variable);
     value.unwrap_or_else(|| panic!("{variable} is not set: run `cargo xtask test install`")).into()
 }

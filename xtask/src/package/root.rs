@@ -5,6 +5,7 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
@@ -53,17 +54,59 @@ pub(crate) fn ensure(workspace: &Workspace, privilege: Privilege) -> Result<Path
     Ok(root)
 }
 
+/// What a fleet is deployed with: an engine for containers, and Ansible with what it needs on a node.
+const OF_DEPLOYMENT: &str = "podman crun ansible-core openssh-server python3-apt";
+
+/// The directory of another root file system: a copy of `root` with [`OF_DEPLOYMENT`]. It is made if needed.
+///
+/// # Errors
+/// The error says what the machine lacks.
+pub(crate) fn ensure_for_deployment(
+    workspace: &Workspace,
+    privilege: Privilege,
+    root: &Path,
+) -> Result<PathBuf> {
+    let directory = workspace.target().join("tools").join("deploy-root");
+    let copy = directory.join("root");
+    let made_of = format!("{PACKAGES} {OF_DEPLOYMENT}");
+    // Written last.
+    let stamp = directory.join("packages.txt");
+    if fs::read_to_string(&stamp).is_ok_and(|packages| packages == made_of) {
+        return Ok(copy);
+    }
+    fs::create_dir_all(&directory)?;
+    process::run(privilege.command("rm".as_ref(), &[]).arg("-rf").arg(&copy))?;
+    eprintln!("tools: adding {OF_DEPLOYMENT} to a copy of it, 340 MB");
+    process::run(privilege.command("cp".as_ref(), &[]).arg("-a").args([root, &copy]))?;
+    let mut install = nspawn(root, privilege)?;
+    install.arg("--directory").arg(&copy).args(["--quiet", "--register=no", "--keep-unit"]);
+    install.args(["--console=pipe", "--setenv=DEBIAN_FRONTEND=noninteractive", "/bin/sh", "-c"]);
+    install.arg(format!(
+        "apt-get -q update && apt-get -qy install --no-install-recommends \
+         -o Dpkg::Options::=--force-unsafe-io {OF_DEPLOYMENT} && rm -rf /var/lib/apt/lists/*"
+    ));
+    process::output(&mut install).context("tools: podman and Ansible cannot be installed")?;
+    fs::write(&stamp, made_of)?;
+    Ok(copy)
+}
+
 /// Checks that this machine can start a container of `root`.
 ///
 /// # Errors
 /// The error has what systemd-nspawn said.
 pub(crate) fn probe(root: &Path, privilege: Privilege) -> Result<()> {
+    let mut command = nspawn(root, privilege)?;
+    command.arg("--directory").arg(root).args(["--quiet", "--read-only", "--register=no"]);
+    command.args(["--keep-unit", "--private-network", "--console=pipe", "/bin/true"]);
+    process::output(&mut command).map(drop).context("systemd-nspawn does not work here")
+}
+
+/// The systemd-nspawn of `root`.
+fn nspawn(root: &Path, privilege: Privilege) -> Result<Command> {
     // Its own libraries: the machine may have none. The tests do the same.
     let mut command = privilege.command(&root.join("lib64/ld-linux-x86-64.so.2"), &[]);
     let libraries = ["usr/lib/x86_64-linux-gnu/systemd", "usr/lib/x86_64-linux-gnu"];
     let libraries = env::join_paths(libraries.map(|name| root.join(name)))?;
     command.arg("--library-path").arg(libraries).arg(root.join("usr/bin/systemd-nspawn"));
-    command.arg("--directory").arg(root).args(["--quiet", "--read-only", "--register=no"]);
-    command.args(["--keep-unit", "--private-network", "--console=pipe", "/bin/true"]);
-    process::output(&mut command).map(drop).context("systemd-nspawn does not work here")
+    Ok(command)
 }

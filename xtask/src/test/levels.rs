@@ -91,7 +91,7 @@ pub(super) const LEVELS: &[Level] = &[
     },
     Level {
         name: "install",
-        what: "the packages, and the unit under systemd in a container (needs root)",
+        what: "the packages, the unit, the image and the playbook under systemd in a container (needs root)",
         fast: false,
         budget: Duration::from_secs(305),
         run: install,
@@ -329,10 +329,11 @@ fn install(bench: &Bench<'_>) -> Result<Outcome> {
     let root = package::root::ensure(bench.workspace, bench.privilege);
     let usable = root.and_then(|root| {
         package::root::probe(&root, bench.privilege)?;
-        Ok(root)
+        let more = package::root::ensure_for_deployment(bench.workspace, bench.privilege, &root)?;
+        Ok((root, more))
     });
-    let root = match usable {
-        Ok(root) => root,
+    let (root, deploy_root) = match usable {
+        Ok(roots) => roots,
         Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
     };
     let sets = [&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL, &tools::RPM];
@@ -349,6 +350,7 @@ fn install(bench: &Bench<'_>) -> Result<Outcome> {
         ("IBARR_RPM", packages.rpm.as_os_str()),
         ("RPM_CONFIGDIR", rpm.as_os_str()),
         ("IBARR_DEBIAN_ROOT", root.as_os_str()),
+        ("IBARR_DEPLOY_ROOT", deploy_root.as_os_str()),
     ];
     let tests = bench.built()?.iter().filter(|artifact| is_of_package(artifact));
     Ok(Outcome::Passed(suite::run(bench.workspace, tests, bench.privilege, &variables, &[])?))
