@@ -17,6 +17,7 @@ mod metrics;
 mod node;
 mod package;
 mod pages;
+mod podman;
 mod rpm;
 mod service;
 mod socket;

@@ -119,6 +119,11 @@ impl Node {
 
     pub(crate) fn install(&self) {
         self.ok("dpkg --install /ibarr.deb");
+        self.configure_address();
+    }
+
+    /// Configures the container's address.
+    pub(crate) fn configure_address(&self) {
         let config = format!(
             "interfaces = [\"eth0\"]\n[[static-gid]]\nip = \"{ADDRESS}\"\ngid = \"{GID}\"\n"
         );
