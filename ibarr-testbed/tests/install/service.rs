@@ -74,6 +74,20 @@ fn units_of_the_package_have_no_mistakes() {
     assert!(verified.status.success() && verified.stderr.is_empty(), "{}", said(&verified));
 }
 
+/// `contrib/systemd/root.conf`.
+#[test]
+fn daemon_runs_as_root_by_the_drop_in_of_contrib() {
+    let node = Node::installed();
+    let drop_in = include_str!("../../../contrib/systemd/root.conf");
+    let lines: Vec<_> = drop_in.lines().filter(|line| !line.starts_with(['#', '['])).collect();
+    node.limit(&lines.join("\\n"));
+    node.ok("systemctl start ibarr");
+    assert_eq!(node.ask(), Some(GID.parse().unwrap()));
+    assert_eq!(node.counter("bpf.tc.answered"), 1);
+    let pid = node.show("MainPID", "ibarr");
+    assert_eq!(node.ok(&format!("stat --format=%U /proc/{pid}")), "root");
+}
+
 #[test]
 fn reload_takes_effect_or_fails_with_the_reason() {
     let node = started();

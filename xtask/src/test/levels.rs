@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::suite::{self, Count};
-use super::{Bench, Level, Outcome};
+use super::{Bench, Level, Outcome, contrib};
 use crate::artifacts::{self, Artifact};
 use crate::ebpf::{self, Toolchain};
 use crate::privilege::Privilege;
@@ -330,9 +330,9 @@ fn install(bench: &Bench<'_>) -> Result<Outcome> {
     let usable = root.and_then(|root| {
         package::root::probe(&root, bench.privilege)?;
         let more = package::root::ensure_for_deployment(bench.workspace, bench.privilege, &root)?;
-        Ok((root, more))
+        Ok((root, more, contrib::checkers(bench.workspace)?))
     });
-    let (root, deploy_root) = match usable {
+    let (root, deploy_root, checkers) = match usable {
         Ok(roots) => roots,
         Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
     };
@@ -341,6 +341,7 @@ fn install(bench: &Bench<'_>) -> Result<Outcome> {
         Ok(toolbox) => toolbox,
         Err(lack) => return Ok(lack),
     };
+    contrib::check(bench.workspace, &checkers)?;
     let packages = package::prove(bench.workspace)?;
     let path = toolbox.path()?;
     let rpm = toolbox.root(&tools::RPM).unwrap_or_else(|| "/".into()).join("usr/lib/rpm");
