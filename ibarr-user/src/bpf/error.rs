@@ -43,6 +43,12 @@ pub enum Error {
         limit: u64,
         source: Box<dyn StdError + Send + Sync>,
     },
+    /// The daemon has the privileges, and something else forbids bpf(2).
+    #[error(
+        "BPF programs: a seccomp filter forbids bpf(2), although the daemon has the capabilities; let it through: \
+         SystemCallFilter=bpf in a unit, --security-opt seccomp=PROFILE for a container"
+    )]
+    Seccomp(#[source] Box<dyn StdError + Send + Sync>),
     /// The kernel refuses the object or a program.
     #[error("BPF programs: cannot be loaded")]
     Load(#[source] Box<dyn StdError + Send + Sync>),
@@ -110,7 +116,7 @@ impl Error {
         match self {
             Self::NotUndone { cause, .. } => cause.is_permission(),
             // The remedy is another.
-            Self::LockedMemory { .. } => false,
+            Self::LockedMemory { .. } | Self::Seccomp(_) => false,
             error => is_permission(error),
         }
     }
@@ -127,6 +133,9 @@ impl Error {
     }
 
     pub(super) fn load(error: Box<dyn StdError + Send + Sync>) -> Self {
+        if rights::is_filtered() {
+            return Self::Seccomp(error);
+        }
         if !is_permission(&*error) {
             return Self::Load(error);
         }

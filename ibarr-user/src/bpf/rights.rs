@@ -7,6 +7,8 @@ use std::fs;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::sys::utsname::uname;
 
+use crate::sys::bpf;
+
 /// Bits of include/uapi/linux/capability.h; CAP_SYS_ADMIN includes the others.
 const SYS_ADMIN: u64 = 1 << 21;
 const PERFMON: u64 = 1 << 38;
@@ -24,10 +26,21 @@ pub(super) fn limit_of_maps() -> Option<u64> {
     (has_bpf && limit != RLIM_INFINITY && charges_maps(&release)).then_some(limit)
 }
 
+/// Whether a seccomp filter forbids bpf(2) to a process with CAP_BPF. It is tried.
+pub(super) fn is_filtered() -> bool {
+    let has_bpf = effective_capabilities().is_some_and(|bits| bits & (SYS_ADMIN | BPF) != 0);
+    let has_filter = own("Seccomp:").is_some_and(|mode| mode == "2");
+    has_bpf && has_filter && bpf::is_forbidden()
+}
+
 fn effective_capabilities() -> Option<u64> {
+    u64::from_str_radix(&own("CapEff:")?, 16).ok()
+}
+
+/// A value in the status of this thread.
+fn own(name: &str) -> Option<String> {
     let status = fs::read_to_string("/proc/thread-self/status").ok()?;
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(effective.trim(), 16).ok()
+    status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
 }
 
 /// Whether the kernel `release` charges maps to the limit of locked memory. Linux 5.11 charges them to the

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::ptr;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -29,6 +30,15 @@ pub(crate) fn detach_pinned_link(pin: &Path) -> io::Result<()> {
     };
     Errno::result(result)?;
     Ok(())
+}
+
+/// Whether bpf(2) is refused whatever it is asked. It is asked for something that no kernel knows, which is `EINVAL`
+/// where the call gets through.
+pub(crate) fn is_forbidden() -> bool {
+    const UNKNOWN: libc::c_int = libc::c_int::MAX;
+    // SAFETY: the length is 0, so bpf(2) reads and writes nothing at its argument.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, UNKNOWN, ptr::null::<u8>(), 0) };
+    matches!(Errno::result(result), Err(Errno::EPERM | Errno::EACCES | Errno::ENOSYS))
 }
 
 /// A tcx or XDP link: its program and its interface.

@@ -104,6 +104,31 @@ fn without_the_rights_the_daemon_answers_and_says_why() {
 }
 
 #[test]
+fn seccomp_filter_that_forbids_bpf_is_named() {
+    let mut rig = Rig::new();
+    rig.configure("");
+    // It makes a filter of its own, by which the system call fails, and the daemon stays its parent.
+    let mut strace = program("strace");
+    strace.args([
+        "-D",
+        "-f",
+        "-qq",
+        "--seccomp-bpf",
+        "-o",
+        "/dev/null",
+        "-e",
+        "inject=bpf:error=EPERM",
+    ]);
+    strace.args(["-e", "trace=bpf"]).arg(ibarr());
+    rig.spawn(strace);
+    answered_in_user_space(
+        &rig,
+        "a seccomp filter forbids bpf(2), although the daemon has the capabilities",
+    );
+    rig.end(Signal::SIGTERM);
+}
+
+#[test]
 fn small_receive_buffer_is_reported_and_losses_are_counted() {
     const QUERIES: u64 = 100_000;
     let mut rig = Rig::new();
