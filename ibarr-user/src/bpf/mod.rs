@@ -45,6 +45,7 @@ pub(crate) use self::loader::{Options, Progress};
 #[cfg(test)]
 pub(crate) use self::names::prefix as pin_prefix;
 pub(crate) use self::packets::{HandledPacket, Packets};
+pub(crate) use self::rights::charges_maps;
 
 use self::learned::Mirror;
 use self::loader::{Inherited, Report, Task};

@@ -45,7 +45,7 @@ fn own(name: &str) -> Option<String> {
 
 /// Whether the kernel `release` charges maps to the limit of locked memory. Linux 5.11 charges them to the
 /// control group.
-fn charges_maps(release: &str) -> bool {
+pub(crate) fn charges_maps(release: &str) -> bool {
     let mut numbers = release.split(['.', '-', '+']).map_while(|number| number.parse::<u32>().ok());
     numbers.next().zip(numbers.next()).is_some_and(|version| version < (5, 11))
 }

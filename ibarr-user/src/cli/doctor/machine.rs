@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::control::messages::Check;
@@ -16,6 +17,33 @@ pub(super) const INFINIBAND: &str = "32";
 
 pub(super) fn checks(dirs: &Dirs) -> Vec<Check> {
     vec![modules(&dirs.sys), ports(&dirs.sys), interfaces(&dirs.sys), umad(dirs)]
+}
+
+/// Whether programs that are started from here may lock enough memory, which RDMA programs do with what they register.
+pub(super) fn memlock(limit: Option<u64>) -> Check {
+    const CHECK: &str = "memlock";
+    /// What an MPI rank registers easily.
+    const LITTLE: u64 = 64 << 20;
+    match limit {
+        None => Check::skipped(CHECK, "the limit of locked memory cannot be read"),
+        Some(RLIM_INFINITY) => Check::ok(CHECK, "programs started here may lock all memory"),
+        Some(most @ ..LITTLE) => Check::warn(
+            CHECK,
+            format!(
+                "programs started here may lock {} KiB, and RDMA programs lock what they register",
+                most >> 10
+            ),
+            "memlock unlimited in /etc/security/limits.d for users, LimitMEMLOCK=infinity in units",
+        ),
+        Some(most) => {
+            Check::ok(CHECK, format!("programs started here may lock {} MiB", most >> 20))
+        }
+    }
+}
+
+/// The limit of this process.
+pub(super) fn locked_memory() -> Option<u64> {
+    getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft)
 }
 
 /// A part of the kernel, the evidence for it below sysfs, and what does not work without it.
@@ -167,11 +195,16 @@ fn umad(Dirs { sys, dev }: &Dirs) -> Check {
 }
 
 /// Whether the directory of pins is on a bpffs. The daemon makes it, so its parent is what counts until then, or where
-/// users may not look into the parent.
-pub(super) fn bpffs(bpf_dir: &Path) -> Check {
+/// users may not look into the parent. The `process` of a daemon in procfs has its own mounts.
+pub(super) fn bpffs(bpf_dir: &Path, process: Option<&Path>) -> Check {
     const CHECK: &str = "bpffs";
     let parent = bpf_dir.parent().unwrap_or(bpf_dir);
-    match statfs(bpf_dir).or_else(|_| statfs(parent)) {
+    let inside = |path: &Path| Some(process?.join("root").join(path.strip_prefix("/").ok()?));
+    let of = |path: &Path| match inside(path).map(|path| statfs(&path)) {
+        Some(Ok(found)) => Ok(found),
+        _ => statfs(path),
+    };
+    match of(bpf_dir).or_else(|_| of(parent)) {
         Ok(found) if found.filesystem_type() == BPF_FS_MAGIC => {
             Check::ok(CHECK, format!("{} is on a bpffs", bpf_dir.display()))
         }
@@ -188,7 +221,7 @@ pub(super) fn bpffs(bpf_dir: &Path) -> Check {
 }
 
 /// The files of a directory in the order of their names; none if it cannot be read.
-fn entries(directory: &Path) -> Vec<PathBuf> {
+pub(super) fn entries(directory: &Path) -> Vec<PathBuf> {
     let mut entries: Vec<_> =
         fs::read_dir(directory).into_iter().flatten().flatten().map(|it| it.path()).collect();
     entries.sort();
@@ -302,10 +335,20 @@ mod tests {
     }
 
     #[test]
+    fn little_locked_memory_is_a_warning() {
+        let state = |limit| memlock(limit).state;
+        assert_eq!(state(Some(RLIM_INFINITY)), CheckState::Ok);
+        assert_eq!(state(Some(8 << 20)), CheckState::Warn);
+        assert!(memlock(Some(65536)).found.contains("may lock 64 KiB"));
+        assert_eq!(state(Some(1 << 30)), CheckState::Ok);
+        assert_eq!(state(None), CheckState::Skipped);
+    }
+
+    #[test]
     fn directory_of_pins_elsewhere_than_on_a_bpffs_is_named() {
         let dir = TempDir::new().unwrap();
         for pins in [dir.path().join("pins"), dir.path().join("no/pins")] {
-            let check = bpffs(&pins);
+            let check = bpffs(&pins, None);
             assert_eq!(check.state, CheckState::Warn);
             let parent = pins.parent().unwrap().display();
             assert!(check.found.contains(&format!("no bpffs is mounted at {parent}")), "{check:?}");

@@ -31,11 +31,14 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, bpf_dir: &Path, peer: Option
     let mut report = Report { is_json: daemon.json, checks: Vec::new() };
     let proc = Path::new("/proc");
     report.add_all(machine::checks(dirs));
+    report.add(machine::memlock(machine::locked_memory()));
     match status(daemon) {
         Ok(status) => {
             let its = status.responder.bpf_dir.as_deref().map(Path::new);
-            report.add(machine::bpffs(its.unwrap_or(bpf_dir)));
+            let process = proc.join(status.pid.to_string());
+            report.add(machine::bpffs(its.unwrap_or(bpf_dir), Some(&process)));
             report.add_all(daemon::checks(&status, proc));
+            report.add(daemon::user(status.pid, proc, &dirs.dev));
             let port = status.servers.first().map_or(PORT, |server| server.port.get());
             report.add(firewall::check(port));
             for port in &status.ports {
@@ -47,7 +50,7 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, bpf_dir: &Path, peer: Option
             }
         }
         Err(Failure { message, .. }) => {
-            report.add(machine::bpffs(bpf_dir));
+            report.add(machine::bpffs(bpf_dir, None));
             report.add(Check::fail(
                 "daemon",
                 message,
