@@ -14,11 +14,12 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::machine::{MARKER, said};
-use crate::responder::learned::answer;
+use crate::responder::learned::answer_with;
 use crate::responder::rig::*;
 use crate::tun::{self, Tun};
 
 const ANSWERING: &str = "10.7.0.2";
+const ITS_GID: &str = "fe80::2:c903:0:702";
 /// The peer has this address, and nothing there answers.
 const REFUSING: &str = "10.7.0.3";
 /// No host has this address.
@@ -29,7 +30,7 @@ const WITHOUT_ROUTE: &str = "203.0.113.9";
 fn doctor_names_each_fault_of_a_node_until_it_is_mended() {
     let mut rig = Rig::new();
     ip(&format!("-netns {PEER} address add {REFUSING}/24 dev eth0"));
-    answer(ANSWERING, &Arc::default());
+    answer_with(ITS_GID, ANSWERING, &Arc::default());
     let _tun = Tun::open("ib0", tun::INFINIBAND).unwrap();
     ip(&format!("link set ib0 netns {NODE}"));
     ip(&format!("-netns {NODE} link set ib0 up"));

@@ -103,7 +103,7 @@ fn of_peer(remembered: Gid, now: &Answer) -> Option<Mismatch> {
 }
 
 /// Compares a path with what the SA says now.
-fn of_sa(remembered: &PathAnswer, now: &PathAnswer) -> Option<Mismatch> {
+pub(super) fn of_sa(remembered: &PathAnswer, now: &PathAnswer) -> Option<Mismatch> {
     let was = || match &remembered.hops {
         Some(hops) => super::print::hops(hops),
         None => remembered.status.to_string(),

@@ -142,6 +142,12 @@ fn mirror_of_the_cache_is_completed_when_the_map_has_room() {
 /// Makes the peer answer for one of its addresses until the test ends, and count distinct queries. A
 /// daemon without an answer in time sends the same query again, with the same msg_id.
 pub(crate) fn answer(address: &str, asked: &Arc<AtomicU64>) {
+    answer_with(GID, address, asked);
+}
+
+/// Like [`answer`], with another GID than that of the node.
+pub(crate) fn answer_with(gid: &str, address: &str, asked: &Arc<AtomicU64>) {
+    let gid: Gid = gid.parse().unwrap();
     let bound = SocketAddr::new(address.parse().unwrap(), 4791);
     let socket = netns::inside(PEER, || Ok(UdpSocket::bind(bound)?)).unwrap();
     socket.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
@@ -154,7 +160,7 @@ pub(crate) fn answer(address: &str, asked: &Arc<AtomicU64>) {
             if last.replace(query.msg_id()) != Some(query.msg_id()) {
                 asked.fetch_add(1, Ordering::Relaxed);
             }
-            let reply = query.reply(GID.parse().ok()).emit();
+            let reply = query.reply(Some(gid)).emit();
             socket.send_to(reply.as_ref(), from).unwrap();
         }
     });

@@ -9,9 +9,9 @@ mod peer;
 
 use std::path::Path;
 
-use ibarr_common::ib::Gid;
+use ibarr_common::ib::{Gid, Lid};
 use ibarr_common::wire::ip2gid::PORT;
-use ibarr_proto::paths::Partial;
+use ibarr_proto::paths::{self, Partial};
 use ibarr_proto::request::{self, Freshness};
 
 use super::targets::{Addresses, Destination};
@@ -46,7 +46,7 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, bpf_dir: &Path, peer: Option
                 report.add(daemon::answer(port, answer.as_deref()));
             }
             if let Some(peer) = peer {
-                examine_peer(&mut report, daemon, dirs, peer);
+                examine_peer(&mut report, daemon, dirs, &status, peer);
             }
         }
         Err(Failure { message, .. }) => {
@@ -65,22 +65,27 @@ pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, bpf_dir: &Path, peer: Option
     report.end()
 }
 
-fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
+fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, status: &Status, peer: Peer) {
+    let own = status.ports.iter().flat_map(|port| port.gids.iter().copied());
+    let own: Vec<Gid> =
+        own.chain(status.interfaces.iter().filter_map(|interface| interface.gid)).collect();
+    let lids: Vec<Lid> = status.ports.iter().filter_map(|port| port.lid).collect();
     let gid = match peer {
         Peer::Gid(gid) => gid,
         Peer::Ip(destination) => {
             let Some(target) = address(report, dirs, &destination) else { return };
-            let answer = match resolve(daemon, target, Freshness::Any) {
+            let remembered = resolve(daemon, target, Freshness::Memory);
+            let remembered = remembered.ok().and_then(|answer| answer.gid);
+            let answer = match resolve(daemon, target, Freshness::Fresh) {
                 Ok(answer) => answer,
                 Err(failure) => return report.add(Check::skipped("peer", failure.message)),
             };
-            report.add(peer::gid(&answer));
+            report.add(peer::gid(&answer, remembered, &own));
             match answer.gid {
                 Some(gid) => {
                     // What the peer said last, if this is what the entry says.
                     let is_entry = answer.source == Some(request::Source::Neighbour);
-                    let said = is_entry.then(|| resolve(daemon, target, Freshness::Memory));
-                    let said = said.and_then(|answer| answer.ok()?.gid).unwrap_or(gid);
+                    let said = remembered.filter(|_| is_entry).unwrap_or(gid);
                     let mismatch = Neighbours::read().contradict(target, said);
                     report.add(peer::neighbour(target.ip, mismatch));
                     gid
@@ -90,7 +95,12 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, peer: Peer) {
         }
     };
     report.add(match path(daemon, gid, None) {
-        Ok(answer) => peer::path(&answer),
+        Ok(answer) => {
+            let is_old = answer.source == Some(paths::Source::Cache);
+            let from = status.ports.iter().find(|port| port.port == answer.port).filter(|_| is_old);
+            let now = from.and_then(|port| path(daemon, gid, Some(port)).ok());
+            peer::path(&answer, now.as_deref(), &lids, own.contains(&gid))
+        }
         Err(failure) => Check::skipped("path", failure.message),
     });
 }

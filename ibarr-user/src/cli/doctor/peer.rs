@@ -7,7 +7,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use ibarr_common::IfIndex;
-use ibarr_common::ib::Gid;
+use ibarr_common::ib::{Gid, Lid};
 use ibarr_proto::ip2gid::client::{Candidate, Route};
 use ibarr_proto::ip2gid::{Family, Question, is_link_local};
 use ibarr_proto::{paths, request};
@@ -15,6 +15,7 @@ use nix::net::if_::if_indextoname;
 
 use super::machine::INFINIBAND;
 use crate::cli::targets::{self, Destination};
+use crate::cli::verify;
 use crate::control::messages::{Answer, Check, Mismatch, PathAnswer, Target};
 use crate::regular_file::text;
 use crate::transport::rtnetlink::NoRoute;
@@ -130,16 +131,37 @@ fn way(ip: IpAddr, Route { next_hop, .. }: Route) -> String {
     }
 }
 
-/// Whether the peer's ibarr has given its GID.
-pub(super) fn gid(answer: &Answer) -> Check {
+/// Whether the peer's ibarr gives its GID now. `remembered` is what the daemon remembers of it, and `own` are the GIDs of
+/// this machine.
+pub(super) fn gid(answer: &Answer, remembered: Option<Gid>, own: &[Gid]) -> Check {
     const CHECK: &str = "peer";
     let ip = answer.ip;
-    let found = match (answer.status, answer.gid) {
-        (request::Status::Found, Some(gid)) => {
-            let by = answer.source.map_or(String::new(), |source| format!(" ({source})"));
-            return Check::ok(CHECK, format!("{ip} is {gid}{by}, {:.2} ms", answer.ms.millis()));
+    let found = match (answer.status, answer.source, answer.gid) {
+        (request::Status::Found, Some(request::Source::Neighbour), Some(gid)) => {
+            format!("{ip}: silent (the kernel's neighbour entry says {gid})")
         }
-        (status, _) => format!("{ip}: {status}"),
+        (request::Status::Found, source, Some(gid)) => {
+            let by = source.map_or(String::new(), |source| format!(" ({source})"));
+            let found = format!("{ip} is {gid}{by}, {:.2} ms", answer.ms.millis());
+            if own.contains(&gid) && source != Some(request::Source::Local) {
+                let found = format!("{found}: that is a GID of this machine");
+                let remedy = "two hosts give the same GID: look at [[static-gid]] and at the port GUIDs there and here";
+                return Check::fail(CHECK, found, remedy);
+            }
+            return match remembered.filter(|remembered| *remembered != gid) {
+                None => Check::ok(CHECK, found),
+                Some(remembered) => Check::warn(
+                    CHECK,
+                    format!("{found}; the daemon remembered {remembered}"),
+                    "if the address has not moved, two hosts have it: ibarr ping it, and look which GIDs answer",
+                ),
+            };
+        }
+        (status, ..) => format!("{ip}: {status}"),
+    };
+    let found = match remembered {
+        Some(gid) => format!("{found}; the daemon remembers {gid}"),
+        None => found,
     };
     let remedy = match answer.status {
         request::Status::NotFound => {
@@ -172,10 +194,33 @@ pub(super) fn neighbour(target: IpAddr, mismatch: Option<Mismatch>) -> Check {
     }
 }
 
-/// Whether a path leads to the peer.
-pub(super) fn path(answer: &PathAnswer) -> Check {
+/// Whether a path leads to the peer, and whether the subnet administrator confirms it. `own` are the LIDs of this
+/// machine, and `is_ours` says whether the GID is.
+pub(super) fn path(
+    answer: &PathAnswer,
+    now: Option<&PathAnswer>,
+    own: &[Lid],
+    is_ours: bool,
+) -> Check {
     const CHECK: &str = "path";
     let PathAnswer { port, dgid, .. } = answer;
+    if let Some(Mismatch { message, .. }) = now.and_then(|now| verify::of_sa(answer, now)) {
+        let remedy = "ibarr cache --flush makes the daemon ask again; ibarr ports shows whether it hears the port's events";
+        return Check::warn(CHECK, format!("{port} to {dgid}: {message}"), remedy);
+    }
+    if let Some(hops) = &answer.hops
+        && own.contains(&hops.dlid)
+        && !is_ours
+    {
+        return Check::fail(
+            CHECK,
+            format!(
+                "{port} to {dgid}: the path leads to LID {}, which is of this machine",
+                hops.dlid
+            ),
+            "the peer gives a GID that the subnet manager knows as one of this machine: ibarr ports there and here",
+        );
+    }
     let remedy = match answer.status {
         paths::Status::Found => {
             let (by, ms) = (answer.source, answer.ms.millis());
@@ -273,6 +318,33 @@ mod tests {
                 assert!(check.found.contains(&way), "{}", check.found);
                 assert!(check.remedy.unwrap().starts_with(&format!("connect from {address}, or")));
             }
+        }
+    }
+
+    #[test]
+    fn peer_is_judged_by_its_fresh_answer_and_not_by_memory() {
+        let of = |text: &str| text.parse::<Gid>().unwrap();
+        let answer = |status: &str, more: &str| -> Answer {
+            let text = format!("{{\"ip\":\"10.0.0.1\",\"status\":\"{status}\",{more}\"ms\":1}}");
+            serde_json::from_str(&text).unwrap()
+        };
+        let by = |source: &str| {
+            answer("found", &format!("\"gid\":\"fe80::1\",\"source\":\"{source}\","))
+        };
+        let state = |answer: &Answer, remembered: Option<Gid>, own: &[Gid]| {
+            let Check { state, found, .. } = gid(answer, remembered, own);
+            (state, found)
+        };
+        assert_eq!(state(&by("peer"), Some(of("fe80::1")), &[]).0, CheckState::Ok);
+        let (moved, found) = state(&by("peer"), Some(of("fe80::2")), &[]);
+        assert!(moved == CheckState::Warn && found.contains("remembered fe80::2"), "{found}");
+        let (ours, found) = state(&by("peer"), None, &[of("fe80::1")]);
+        assert!(ours == CheckState::Fail && found.contains("a GID of this machine"), "{found}");
+        assert_eq!(state(&by("local"), None, &[of("fe80::1")]).0, CheckState::Ok);
+        for silent in [by("neighbour"), answer("timed-out", ""), answer("refused", "")] {
+            let (state, found) = state(&silent, Some(of("fe80::2")), &[]);
+            assert_eq!(state, CheckState::Fail);
+            assert!(found.ends_with("; the daemon remembers fe80::2"), "{found}");
         }
     }
 
