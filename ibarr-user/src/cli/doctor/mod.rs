@@ -6,6 +6,7 @@ mod daemon;
 mod firewall;
 mod machine;
 mod peer;
+mod rules;
 
 use std::path::Path;
 
