@@ -3,6 +3,8 @@
 //! `ibarr doctor` on a node that is broken in one way after the other: it names each fault, with its
 //! remedy, and no longer once it is mended.
 
+mod firewall;
+
 use std::net::UdpSocket;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -35,7 +37,7 @@ fn doctor_names_each_fault_of_a_node_until_it_is_mended() {
     ip(&format!("link set ib0 netns {NODE}"));
     ip(&format!("-netns {NODE} link set ib0 up"));
     rig.start("");
-    let well = ["interfaces", "bpffs", "daemon", "rights", "peers"];
+    let well = ["interfaces", "bpffs", "daemon", "rights", "user", "limits", "peers"];
     rig.eventually("all is well", || {
         let checks = examine(&rig, ANSWERING);
         well.iter().all(|name| states(&checks, name).iter().all(|state| *state == "ok"))
@@ -56,14 +58,6 @@ fn doctor_names_each_fault_of_a_node_until_it_is_mended() {
     names(&rig, REFUSING, "peer", ("fail", REFUSING, "start ibarr there"));
     names(&rig, MISSING, "peer", ("fail", MISSING, ""));
     names(&rig, WITHOUT_ROUTE, "route", ("fail", WITHOUT_ROUTE, "ip route add 203.0.113.9"));
-
-    // A firewall.
-    nft("add table inet wall");
-    nft("add chain inet wall in { type filter hook input priority 0 ; }");
-    nft("add rule inet wall in udp dport 4791 drop");
-    names(&rig, ANSWERING, "firewall", ("fail", "drops the queries", "let UDP port 4791 in"));
-    nft("delete table inet wall");
-    forgets(&rig, "firewall", "drops the queries");
 
     // Another process has the UDP port, and the daemon starts.
     rig.end(Signal::SIGTERM);

@@ -46,6 +46,13 @@ pub(super) fn locked_memory() -> Option<u64> {
     getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(soft, _)| soft)
 }
 
+/// Whether the kernel forwards packets of either family.
+pub(super) fn forwards() -> bool {
+    let is_on =
+        |file: &str| text(&Path::new("/proc/sys/net").join(file)).is_some_and(|value| value != "0");
+    is_on("ipv4/ip_forward") || is_on("ipv6/conf/all/forwarding")
+}
+
 /// A part of the kernel, the evidence for it below sysfs, and what does not work without it.
 struct Part {
     module: &'static str,

@@ -9,9 +9,9 @@ mod peer;
 mod rules;
 
 use std::path::Path;
+use std::time::Duration;
 
 use ibarr_common::ib::{Gid, Lid};
-use ibarr_common::wire::ip2gid::PORT;
 use ibarr_proto::paths::{self, Partial};
 use ibarr_proto::request::{self, Freshness};
 
@@ -20,50 +20,107 @@ use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
 use crate::control::messages::{
-    Answer, Body, Check, CheckState, Failure, PathAnswer, PortStatus, Request, Status, Target,
+    Answer, Body, CacheEntry, Check, CheckState, Failure, PathAnswer, PortStatus, Request, Status,
+    Target,
 };
 use crate::transport::ports::Dirs;
 use crate::transport::rtnetlink;
 
 pub(super) use self::peer::Peer;
 
+/// How many remembered peers are asked afresh.
+const PEERS: usize = 3;
+
 /// Prints each check as soon as it is done. The exit status is that of the worst.
 pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, bpf_dir: &Path, peer: Option<Peer>) -> Exit {
     let mut report = Report { is_json: daemon.json, checks: Vec::new() };
-    let proc = Path::new("/proc");
+    examine_all(&mut report, daemon, dirs, bpf_dir, peer);
+    report.end()
+}
+
+fn examine_all(
+    report: &mut Report,
+    daemon: &Daemon,
+    dirs: &Dirs,
+    bpf_dir: &Path,
+    peer: Option<Peer>,
+) {
     report.add_all(machine::checks(dirs));
     report.add(machine::memlock(machine::locked_memory()));
     match status(daemon) {
         Ok(status) => {
-            let its = status.responder.bpf_dir.as_deref().map(Path::new);
-            let process = proc.join(status.pid.to_string());
-            report.add(machine::bpffs(its.unwrap_or(bpf_dir), Some(&process)));
-            report.add_all(daemon::checks(&status, proc));
-            report.add(daemon::user(status.pid, proc, &dirs.dev));
-            let port = status.servers.first().map_or(PORT, |server| server.port.get());
-            report.add(firewall::check(port));
+            examine_daemon(report, dirs, bpf_dir, &status);
+            examine_node(report, daemon, &status, peer.as_ref());
             for port in &status.ports {
                 let answer = port.gids.first().and_then(|gid| path(daemon, *gid, Some(port)).ok());
                 report.add(daemon::answer(port, answer.as_deref()));
             }
             if let Some(peer) = peer {
-                examine_peer(&mut report, daemon, dirs, &status, peer);
+                examine_peer(report, daemon, dirs, &status, peer);
             }
         }
         Err(Failure { message, .. }) => {
             report.add(machine::bpffs(bpf_dir, None));
-            report.add(Check::fail(
-                "daemon",
-                message,
-                "systemctl start ibarr; journalctl -u ibarr",
-            ));
-            report.add(firewall::check(PORT));
+            let remedy = "systemctl start ibarr; journalctl -u ibarr";
+            report.add(Check::fail("daemon", message, remedy));
+            report.add(Check::skipped("firewall", "not proven: only a daemon can try it"));
             if let Some(Peer::Ip(destination)) = peer {
-                let _ = address(&mut report, dirs, &destination);
+                let _ = address(report, dirs, &destination);
             }
         }
     }
-    report.end()
+}
+
+/// The daemon, its rights and its health.
+fn examine_daemon(report: &mut Report, dirs: &Dirs, bpf_dir: &Path, status: &Status) {
+    let proc = Path::new("/proc");
+    let its = status.responder.bpf_dir.as_deref().map(Path::new);
+    report.add(machine::bpffs(its.unwrap_or(bpf_dir), Some(&proc.join(status.pid.to_string()))));
+    report.add_all(daemon::checks(status, proc));
+    report.add(daemon::user(status.pid, proc, &dirs.dev));
+}
+
+/// The firewall.
+fn examine_node(report: &mut Report, daemon: &Daemon, status: &Status, peer: Option<&Peer>) {
+    let mut peers: Vec<_> = remembered(daemon).into_iter().map(|target| (target, true)).collect();
+    // That of the command line, which may not be remembered.
+    if let Some(Peer::Ip(destination)) = peer
+        && let Ok(Addresses { target, .. }) = destination.resolve(None)
+        && !peers.iter().any(|(known, _)| known.ip == target.ip)
+    {
+        peers.insert(0, (target, false));
+    }
+    let ask = || {
+        let ask = |&(target, is_remembered): &(Target, bool)| {
+            let answer =
+                resolve(daemon, target, Freshness::Fresh, Some(firewall::PATIENCE)).ok()?;
+            // The silence of a peer that was never heard proves nothing.
+            (is_remembered || answer.status == request::Status::Found).then_some(answer)
+        };
+        peers.iter().filter_map(ask).collect()
+    };
+    match firewall::attempt(status, || counts(daemon), ask) {
+        Ok(tried) => {
+            let checks = firewall::checks(&tried, machine::forwards(), rules::suspects);
+            report.add_all(checks.into());
+        }
+        Err(Failure { message, .. }) => report.add(Check::skipped("firewall", message)),
+    }
+}
+
+/// The peers of which the daemon has heard last.
+fn remembered(daemon: &Daemon) -> Vec<Target> {
+    let Ok(Body::Cache { mut entries, .. }) = request(daemon, &Request::Cache { after: None })
+    else {
+        return Vec::new();
+    };
+    entries.retain(|entry| entry.gid.is_some());
+    entries.sort_by_key(|entry| std::cmp::Reverse(Duration::from(entry.expires_in_ms)));
+    let target = |CacheEntry { ip, interface, .. }: &CacheEntry| {
+        let scope = interface.as_deref().map(rtnetlink::interface).transpose().ok()?;
+        Some(Target { ip: *ip, scope })
+    };
+    entries.iter().filter_map(target).take(PEERS).collect()
 }
 
 fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, status: &Status, peer: Peer) {
@@ -75,9 +132,9 @@ fn examine_peer(report: &mut Report, daemon: &Daemon, dirs: &Dirs, status: &Stat
         Peer::Gid(gid) => gid,
         Peer::Ip(destination) => {
             let Some(target) = address(report, dirs, &destination) else { return };
-            let remembered = resolve(daemon, target, Freshness::Memory);
+            let remembered = resolve(daemon, target, Freshness::Memory, None);
             let remembered = remembered.ok().and_then(|answer| answer.gid);
-            let answer = match resolve(daemon, target, Freshness::Fresh) {
+            let answer = match resolve(daemon, target, Freshness::Fresh, None) {
                 Ok(answer) => answer,
                 Err(failure) => return report.add(Check::skipped("peer", failure.message)),
             };
@@ -125,15 +182,31 @@ fn address(report: &mut Report, dirs: &Dirs, of: &Destination) -> Option<Target>
     Some(Target { scope: target.scope.or(bound), ..target })
 }
 
+fn request(daemon: &Daemon, request: &Request) -> Result<Body, Failure> {
+    client::ask(&daemon.run_dir, request, daemon.patience)
+}
+
 fn status(daemon: &Daemon) -> Result<Status, Failure> {
-    match client::ask(&daemon.run_dir, &Request::Status, daemon.patience) {
+    match request(daemon, &Request::Status) {
         Ok(Body::Status { status }) => Ok(*status),
         other => Err(ask::unexpected(other)),
     }
 }
 
-fn resolve(daemon: &Daemon, target: Target, lookup: Freshness) -> Result<Answer, Failure> {
-    ask::one(target, lookup, None, |request| client::ask(&daemon.run_dir, request, daemon.patience))
+fn counts(daemon: &Daemon) -> Result<firewall::Counts, Failure> {
+    match request(daemon, &Request::Counters) {
+        Ok(Body::Counters { counters }) => Ok(counters),
+        other => Err(ask::unexpected(other)),
+    }
+}
+
+fn resolve(
+    daemon: &Daemon,
+    target: Target,
+    lookup: Freshness,
+    timeout: Option<Duration>,
+) -> Result<Answer, Failure> {
+    ask::one(target, lookup, timeout, |asked| request(daemon, asked))
 }
 
 /// From a port to a GID, as its subnet administrator says now; or from the port that the daemon chooses, as it is
@@ -141,7 +214,7 @@ fn resolve(daemon: &Daemon, target: Target, lookup: Freshness) -> Result<Answer,
 fn path(daemon: &Daemon, dgid: Gid, from: Option<&PortStatus>) -> Result<Box<PathAnswer>, Failure> {
     let port = from.map(|port| port.port);
     let path = Partial { dgid, sgid: None, port, pkey: None, fresh: from.is_some() };
-    match client::ask(&daemon.run_dir, &Request::Path { path }, daemon.patience) {
+    match request(daemon, &Request::Path { path }) {
         Ok(Body::Path { path }) => Ok(path),
         other => Err(ask::unexpected(other)),
     }
