@@ -152,6 +152,11 @@ impl StaticGids {
         Ok(Self(gids))
     }
 
+    /// The addresses that have one.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.0.keys().copied()
+    }
+
     /// The static GID of `address`.
     pub fn lookup(&self, address: IpAddr) -> Option<Gid> {
         self.0.get(&address).copied()

@@ -8,6 +8,7 @@ use core::net::IpAddr;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, IpoibHwAddr, PKey};
+use ipnet::Ipv4Net;
 
 use super::LinkHeader;
 
@@ -106,6 +107,14 @@ impl AddressId {
 
     pub const fn address(&self) -> IpAddr {
         self.address
+    }
+
+    /// The network of an IPv4 address that has its interface's link to itself.
+    pub fn network(&self) -> Option<Ipv4Net> {
+        match (self.address, self.peer) {
+            (IpAddr::V4(address), None) => Ipv4Net::new(address, self.prefix_len).ok(),
+            _ => None,
+        }
     }
 
     /// The first ID with `address`, in the order of IDs.

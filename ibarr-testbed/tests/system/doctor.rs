@@ -48,6 +48,11 @@ fn doctor_names_each_fault_of_a_node_until_it_is_mended() {
         assert!(states(&checks, name).iter().all(|state| *state == "ok"), "{name}: {checks:?}");
     }
 
+    // An address of [[static-gid]] that no interface has.
+    names(&rig, ANSWERING, "static-gid", ("warn", "no interface has 10.7.0.9", "[[static-gid]]"));
+    ip(&format!("-netns {NODE} address add 10.7.0.9/24 dev eth0"));
+    forgets(&rig, "static-gid", "10.7.0.9");
+
     // An interface that is down.
     ip(&format!("-netns {NODE} link set ib0 down"));
     names(&rig, ANSWERING, "interfaces", ("fail", "ib0 is down", "ip link set ib0 up"));

@@ -2,6 +2,7 @@
 
 //! `ibarr doctor`: goes through what a connection needs, in the order in which it needs it.
 
+mod addresses;
 mod daemon;
 mod firewall;
 mod machine;
@@ -80,8 +81,12 @@ fn examine_daemon(report: &mut Report, dirs: &Dirs, bpf_dir: &Path, status: &Sta
     report.add(daemon::user(status.pid, proc, &dirs.dev));
 }
 
-/// The firewall.
+/// The addresses of this node, the ways of queries to and from it, and the firewall.
 fn examine_node(report: &mut Report, daemon: &Daemon, status: &Status, peer: Option<&Peer>) {
+    let own = rtnetlink::addresses().unwrap_or_default();
+    let static_gids =
+        status.config.as_deref().and_then(|files| addresses::static_gids(files, &own));
+    report.add_all(static_gids.into_iter().collect());
     let mut peers: Vec<_> = remembered(daemon).into_iter().map(|target| (target, true)).collect();
     // That of the command line, which may not be remembered.
     if let Some(Peer::Ip(destination)) = peer
@@ -90,6 +95,11 @@ fn examine_node(report: &mut Report, daemon: &Daemon, status: &Status, peer: Opt
     {
         peers.insert(0, (target, false));
     }
+    let ips: Vec<_> = peers.iter().map(|(target, _)| target.ip).collect();
+    let links = addresses::on_links(&status.interfaces, &rtnetlink::networks().unwrap_or_default());
+    report.add_all(addresses::returns(&links, &ips, rtnetlink::route, rtnetlink::takes));
+    let conf = Path::new("/proc/sys/net/ipv4/conf");
+    report.add_all(addresses::arp(&links, conf).into_iter().collect());
     let ask = || {
         let ask = |&(target, is_remembered): &(Target, bool)| {
             let answer =

@@ -118,7 +118,7 @@ pub(super) fn route(
     (check, None)
 }
 
-fn name(ifindex: IfIndex) -> String {
+pub(super) fn name(ifindex: IfIndex) -> String {
     let name = if_indextoname(ifindex.get());
     name.map_or_else(|_| ifindex.to_string(), |name| name.to_string_lossy().into_owned())
 }

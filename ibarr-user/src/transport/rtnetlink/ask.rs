@@ -3,14 +3,15 @@
 //! Asks rtnetlink in the calling thread: the programs about their hooks, commands about the rest, which any user may.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::client::{Candidate, Route};
-use ibarr_proto::local_view::Input;
 use ibarr_proto::local_view::neighbours::Entry;
 use ibarr_proto::local_view::rules::Traffic;
+use ibarr_proto::local_view::{Input, InterfaceAddress};
+use ipnet::Ipv4Net;
 use neli::consts::nl::{NlmF, Nlmsg};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, NetlinkAddr, SockProtocol, recvfrom, sendto};
@@ -38,6 +39,28 @@ pub(crate) fn addresses() -> io::Result<Vec<(IfIndex, IpAddr)>> {
         Some(Input::Address(entry)) => Ok(Some((entry.id.ifindex(), entry.id.address()))),
         _ => Ok(None),
     })?)
+}
+
+/// The IPv4 addresses of this machine, each with the network on the link of its interface.
+pub(crate) fn networks() -> io::Result<Vec<(IfIndex, Ipv4Addr, Ipv4Net)>> {
+    Ok(ask(&message::dump_addresses(0), |frame| match message::change(frame)? {
+        Some(Input::Address(InterfaceAddress { id, .. })) => {
+            Ok(match (id.address(), id.network()) {
+                (IpAddr::V4(address), Some(network)) => Some((id.ifindex(), address, network)),
+                _ => None,
+            })
+        }
+        _ => Ok(None),
+    })?)
+}
+
+/// Whether the kernel takes a packet from one address to the other that arrives on the interface.
+///
+/// # Errors
+/// `EXDEV` if rp_filter drops it (`fib_validate_source`); `EINVAL` if its source is impossible.
+pub(crate) fn takes(ingress: IfIndex, from: Ipv4Addr, to: Ipv4Addr) -> io::Result<()> {
+    ask(&routes::arrival(ingress, from, to), |_| Ok(Some(())))?;
+    Ok(())
 }
 
 /// The interface that has this name or altname.

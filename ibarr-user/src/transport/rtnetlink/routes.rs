@@ -4,16 +4,17 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::client::{Candidate, Route};
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_view::Input;
 use ibarr_proto::local_view::neighbours::Entry;
 use ibarr_proto::local_view::rules::Traffic;
 use neli::consts::nl::{NlmF, Nlmsg};
-use neli::consts::rtnl::{Rta, Rtm, RtmF};
+use neli::consts::rtnl::{RtAddrFamily, Rta, Rtm, RtmF};
 use nix::errno::Errno;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -343,6 +344,18 @@ pub(super) fn request(seq: u32, candidate: Candidate, packets: Traffic) -> Vec<u
         .build()
         .expect(ALL_SET);
     message::request(Rtm::Getroute, NlmF::empty(), seq, message)
+}
+
+/// Request for the route of a packet that arrives on an interface. Its number is 0.
+pub(super) fn arrival(ingress: IfIndex, from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+    let attributes = [
+        rtattr(Rta::Dst, &to.octets()),
+        rtattr(Rta::Src, &from.octets()),
+        rtattr(Rta::Iif, &ingress.get().to_ne_bytes()),
+    ];
+    let message = fib::message(RtAddrFamily::Inet).rtm_dst_len(32).rtm_src_len(32);
+    let message = message.rtm_flags(RtmF::empty()).rtattrs(attributes.into_iter().collect());
+    message::request(Rtm::Getroute, NlmF::empty(), 0, message.build().expect(ALL_SET))
 }
 
 /// Parses an answer with its source; the outer error is that it is malformed.
