@@ -7,6 +7,8 @@ mod daemon;
 mod firewall;
 mod machine;
 mod peer;
+#[cfg(test)]
+mod placeholders;
 mod rules;
 
 use std::path::Path;
