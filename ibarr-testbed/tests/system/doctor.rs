@@ -5,6 +5,7 @@
 
 mod firewall;
 
+use std::fs;
 use std::net::UdpSocket;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use ibarr_testbed::lab::netns;
 use ibarr_testbed::start::program;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
+use nix::sys::utsname::uname;
 use serde_json::Value;
 
 use crate::machine::{MARKER, said};
@@ -96,6 +98,41 @@ fn doctor_names_each_fault_of_a_node_until_it_is_mended() {
     names(&rig, ANSWERING, "bpffs", ("warn", "no bpffs", "mount -t bpf"));
     // And the daemon is not there.
     names(&rig, ANSWERING, "daemon", ("fail", "", "systemctl start ibarr"));
+}
+
+#[test]
+fn report_of_a_node_names_no_host_and_no_address() {
+    let mut rig = Rig::new();
+    answer_with(ITS_GID, ANSWERING, &Arc::default());
+    rig.start("");
+    rig.asked(&format!("resolve {ANSWERING}"));
+    let file = rig.machine.directory().join("report");
+    let words = format!(
+        "doctor --peer {ANSWERING} --report {} --run-dir {}",
+        file.display(),
+        rig.run_dir().display()
+    );
+    let output = ibarr_on_node(&words);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    let report = fs::read_to_string(&file).unwrap();
+    let host = uname().unwrap().nodename().to_str().unwrap().to_owned();
+    let mac = hwaddr(NODE, "eth0");
+    let is_word = |name: &str| {
+        let is_inside = |c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.';
+        report.split(is_inside).any(|word| word == name)
+    };
+    assert!(!is_word(&host) || host == "localhost", "{host}: {report}");
+    for planted in [V4, V6, ANSWERING, "10.7.0.", "fd00:7", GID, ITS_GID, "c903", &mac] {
+        assert!(!report.contains(planted), "{planted}: {report}");
+    }
+    for section in ["versions", "ports", "interfaces", "self-test", "status", "counters"] {
+        assert!(report.contains(&format!("\n== {section}\n")), "{section}: {report}");
+    }
+    // What the daemon answers, and what the peer answers, are told apart.
+    assert!(report.contains("ipv4-1") && report.contains("ipv4-2"), "{report}");
+    let again = ibarr_on_node(&words);
+    assert_eq!(again.status.code(), Some(64), "the file stays: {}", said(&again));
+    assert_eq!(fs::read_to_string(&file).unwrap(), report);
 }
 
 /// All checks of `ibarr doctor` on the node, which sees its own interfaces.

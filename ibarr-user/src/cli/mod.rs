@@ -154,6 +154,10 @@ enum Command {
         /// Also examine the way to this address, host name or GID; %IF stands for an interface
         #[arg(long, value_name = "IP|NAME|GID")]
         peer: Option<doctor::Peer>,
+        /// Also write all that a report of a fault needs to this file, which must not exist, without names and
+        /// addresses
+        #[arg(long, value_name = "FILE")]
+        report: Option<PathBuf>,
         /// Directory of the maps and links, if no daemon can be asked for it
         #[arg(long, value_name = "DIR", env = "IBARR_BPF_DIR", default_value = bpf::BPF_DIR)]
         bpf_dir: PathBuf,
@@ -329,8 +333,9 @@ pub fn main() -> ExitCode {
         Command::Cache { paths: true, daemon, .. } => ask::paths(&daemon),
         Command::Cache { flush: false, daemon, .. } => ask::addresses(&daemon),
         Command::Cache { flush: true, daemon, .. } => ask::ask(&daemon, &Request::Flush),
-        Command::Doctor { peer, bpf_dir, sys_dir, dev_dir, daemon } => {
-            doctor::examine(&daemon, &Dirs { sys: sys_dir, dev: dev_dir }, &bpf_dir, peer)
+        Command::Doctor { peer, report, bpf_dir, sys_dir, dev_dir, daemon } => {
+            let dirs = Dirs { sys: sys_dir, dev: dev_dir };
+            doctor::examine(&daemon, &dirs, &bpf_dir, peer, report.as_deref())
         }
         Command::Trace(args) => trace::run(&args),
         Command::Metrics(args) => metrics::metrics(&args),

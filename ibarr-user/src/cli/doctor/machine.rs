@@ -235,7 +235,7 @@ pub(super) fn entries(directory: &Path) -> Vec<PathBuf> {
     entries
 }
 
-fn name(path: &Path) -> String {
+pub(super) fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 

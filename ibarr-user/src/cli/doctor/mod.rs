@@ -7,10 +7,11 @@ mod daemon;
 mod firewall;
 mod machine;
 mod peer;
-#[cfg(test)]
 mod placeholders;
+mod report;
 mod rules;
 
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::time::Duration;
 
@@ -23,8 +24,8 @@ use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
 use crate::control::messages::{
-    Answer, Body, CacheEntry, Check, CheckState, Failure, PathAnswer, PortStatus, Request, Status,
-    Target,
+    Answer, Body, CacheEntry, Check, CheckState, Failure, FailureKind, PathAnswer, PortStatus,
+    Request, Status, Target,
 };
 use crate::transport::ports::Dirs;
 use crate::transport::rtnetlink;
@@ -35,19 +36,61 @@ pub(super) use self::peer::Peer;
 const PEERS: usize = 3;
 
 /// Prints each check as soon as it is done. The exit status is that of the worst.
-pub(super) fn examine(daemon: &Daemon, dirs: &Dirs, bpf_dir: &Path, peer: Option<Peer>) -> Exit {
+pub(super) fn examine(
+    daemon: &Daemon,
+    dirs: &Dirs,
+    bpf_dir: &Path,
+    peer: Option<Peer>,
+    file: Option<&Path>,
+) -> Exit {
+    // It is opened first, so that an examination is not in vain.
+    let opened = match file
+        .map(|path| report::create(path).map_err(|error| not_written(path, &error)))
+        .transpose()
+    {
+        Ok(opened) => opened.zip(file),
+        Err(failure) => return ask::fail(failure, daemon.json),
+    };
+    let name = match &peer {
+        Some(Peer::Ip(destination)) => Some(destination.text.clone()),
+        _ => None,
+    };
     let mut report = Report { is_json: daemon.json, checks: Vec::new() };
-    examine_all(&mut report, daemon, dirs, bpf_dir, peer);
+    let status = examine_all(&mut report, daemon, dirs, bpf_dir, peer);
+    if let Some((file, path)) = opened {
+        let counters = counts(daemon).ok().map(|mut counts| {
+            counts.retain(|_, count| *count > 0);
+            serde_json::json!(counts)
+        });
+        let Report { checks, .. } = &report;
+        let findings =
+            report::Findings { checks, status: status.as_ref(), counters, peer: name.as_deref() };
+        if let Err(error) = report::write(file, dirs, &findings) {
+            return ask::fail(not_written(path, &error), daemon.json);
+        }
+        if !daemon.json {
+            print::line(&format!("\n{} is written; read it before you send it", path.display()));
+        }
+    }
     report.end()
 }
 
+fn not_written(path: &Path, error: &io::Error) -> Failure {
+    let kind = match error.kind() {
+        ErrorKind::PermissionDenied => FailureKind::Permission,
+        _ => FailureKind::Usage,
+    };
+    Failure { kind, message: format!("{}: not written: {error}", path.display()) }
+}
+
+/// Returns what the daemon says of itself.
 fn examine_all(
     report: &mut Report,
     daemon: &Daemon,
     dirs: &Dirs,
     bpf_dir: &Path,
     peer: Option<Peer>,
-) {
+) -> Option<Status> {
     report.add_all(machine::checks(dirs));
     report.add(machine::memlock(machine::locked_memory()));
     match status(daemon) {
@@ -61,6 +104,7 @@ fn examine_all(
             if let Some(peer) = peer {
                 examine_peer(report, daemon, dirs, &status, peer);
             }
+            Some(status)
         }
         Err(Failure { message, .. }) => {
             report.add(machine::bpffs(bpf_dir, None));
@@ -70,6 +114,7 @@ fn examine_all(
             if let Some(Peer::Ip(destination)) = peer {
                 let _ = address(report, dirs, &destination);
             }
+            None
         }
     }
 }
