@@ -25,9 +25,6 @@ use crate::control::messages::{Answer, Check, Status};
 /// Its name in the document.
 const CHECK: &str = "firewall";
 
-/// All counters of the daemon, by name.
-pub(super) type Counts = BTreeMap<String, u64>;
-
 /// How long a remembered peer has for its answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -65,7 +62,7 @@ enum Own {
 /// Tries everything. `count` asks the daemon for its counters, and `ask` asks peers.
 pub(super) fn attempt<E>(
     status: &Status,
-    count: impl Fn() -> Result<Counts, E>,
+    count: impl Fn() -> Result<BTreeMap<String, u64>, E>,
     ask: impl FnOnce() -> Vec<Answer>,
 ) -> Result<Tried, E> {
     let port = status.servers.first().map_or(0, |server| server.port.get());
@@ -127,11 +124,11 @@ fn ask_own(ip: IpAddr, port: u16, count: impl Fn() -> Option<[u64; 2]>) -> Own {
     tried().unwrap_or(Own::Unclear)
 }
 
-/// Counters at the beginning, and at the end: first of what programs have passed on, then of what was received.
+/// The daemon's counters at the beginning, and at the end: first of what programs have passed on, then of what was received.
 struct Delta {
-    before: Counts,
-    passed: Counts,
-    after: Counts,
+    before: BTreeMap<String, u64>,
+    passed: BTreeMap<String, u64>,
+    after: BTreeMap<String, u64>,
 }
 
 /// Results of queries that a program passes on and that the kernel delivers, if no rule drops them. Others it may refuse
@@ -151,7 +148,7 @@ const DELIVERED: [Reason; 10] = [
 
 impl Delta {
     fn of(&self, name: &str) -> u64 {
-        let at = |counts: &Counts| counts.get(name).copied().unwrap_or_default();
+        let at = |counts: &BTreeMap<String, u64>| counts.get(name).copied().unwrap_or_default();
         at(&self.after).saturating_sub(at(&self.before))
     }
 
@@ -159,7 +156,7 @@ impl Delta {
     fn passed(&self, forwards: bool) -> u64 {
         let is_for_us =
             |reason: &Reason| !(forwards && matches!(reason, Reason::Unknown | Reason::NoRoute));
-        let sum = |counts: &Counts| -> u64 {
+        let sum = |counts: &BTreeMap<String, u64>| -> u64 {
             let of = |reason: Reason| {
                 let name = reason.name().replace('_', "-");
                 ["tc", "xdp"].map(|program| {
@@ -179,7 +176,7 @@ impl Delta {
 }
 
 /// Datagrams that have come to the daemon's sockets: as the filter on them counts them, and as the daemon does.
-fn received_in(counts: &Counts) -> [u64; 2] {
+fn received_in(counts: &BTreeMap<String, u64>) -> [u64; 2] {
     ["bpf.guard.", "ip2gid.server."].map(|prefix| {
         counts.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, count)| count).sum()
     })
@@ -318,8 +315,10 @@ mod tests {
 
     /// What was tried while these counters grew from 7.
     fn tried(answers: &[&str], own: Own, grown: &[(&str, u64)]) -> Tried {
-        let before: Counts = grown.iter().map(|(name, _)| ((*name).to_owned(), 7)).collect();
-        let after: Counts = grown.iter().map(|(name, by)| ((*name).to_owned(), 7 + by)).collect();
+        let before: BTreeMap<String, u64> =
+            grown.iter().map(|(name, _)| ((*name).to_owned(), 7)).collect();
+        let after: BTreeMap<String, u64> =
+            grown.iter().map(|(name, by)| ((*name).to_owned(), 7 + by)).collect();
         let delta =
             || Delta { before: before.clone(), passed: after.clone(), after: after.clone() };
         let answers = answers.iter().map(|status| answer(status)).collect();

@@ -11,6 +11,7 @@ mod placeholders;
 mod report;
 mod rules;
 
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::time::Duration;
@@ -250,7 +251,7 @@ fn status(daemon: &Daemon) -> Result<Status, Failure> {
     }
 }
 
-fn counts(daemon: &Daemon) -> Result<firewall::Counts, Failure> {
+fn counts(daemon: &Daemon) -> Result<BTreeMap<String, u64>, Failure> {
     match request(daemon, &Request::Counters) {
         Ok(Body::Counters { counters }) => Ok(counters),
         other => Err(ask::unexpected(other)),
