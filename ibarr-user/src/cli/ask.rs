@@ -5,6 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use ibarr_proto::paths;
@@ -15,6 +17,9 @@ use crate::control::messages::{
     Answer, Body, CacheEntry, Failure, FailureKind, Millis, Request, Target,
 };
 use crate::process::RUN_DIR;
+
+/// How long systemd may take to say why the service has ended.
+const SYSTEMD: Duration = Duration::from_millis(400);
 
 /// Sends the request and prints the answer.
 pub(super) fn ask(daemon: &Daemon, request: &Request) -> Exit {
@@ -40,26 +45,50 @@ pub(super) fn show(body: Body, is_json: bool) -> Exit {
     Exit::Ok
 }
 
-/// Adds why the service has ended, which systemd knows from its last words.
+/// Adds what systemd knows of the service, as the last line.
 pub(super) fn with_reason(mut failure: Failure, daemon: &Daemon) -> Failure {
     if failure.kind == FailureKind::Unreachable
         && daemon.run_dir == Path::new(RUN_DIR)
-        && let Some(reason) = reason_of_the_end()
+        && let Some(shown) = of_service("ActiveState,Result,StatusText,ExecMainStatus")
+        && let Some(reason) = reason_of_the_end(&shown)
     {
-        failure.message = format!("{}\nibarr.service has ended: {reason}", failure.message);
+        failure.message = format!("{}\n{reason}", failure.message);
     }
     failure
 }
 
-/// The reason that a service gave which ended with an error.
-fn reason_of_the_end() -> Option<String> {
-    let mut systemctl = Command::new("systemctl");
-    systemctl.args(["show", "--property=Result,StatusText", "ibarr.service"]);
-    let output = systemctl.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
-    let shown = String::from_utf8(output.stdout).ok()?;
+/// Properties of the service, if systemd answers soon.
+pub(super) fn of_service(properties: &str) -> Option<String> {
+    let (sender, shown) = mpsc::channel();
+    let properties = format!("--property={properties}");
+    thread::spawn(move || {
+        let mut systemctl = Command::new("systemctl");
+        systemctl.args(["show", &properties, "ibarr.service"]);
+        let output = systemctl.stdin(Stdio::null()).stderr(Stdio::null()).output();
+        // Nobody waits for an answer that comes too late.
+        drop(sender.send(output));
+    });
+    String::from_utf8(shown.recv_timeout(SYSTEMD).ok()?.ok()?.stdout).ok()
+}
+
+/// Why the service does not run. systemd forgets the last words of a service when it starts it again.
+fn reason_of_the_end(shown: &str) -> Option<String> {
     let value =
         |name: &str| shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-    (value("Result")? == "exit-code").then_some(value("StatusText")?.to_owned())
+    let (result, words) = (value("Result")?, value("StatusText").unwrap_or_default());
+    let status = value("ExecMainStatus").unwrap_or_default();
+    let reason = match (result, value("ActiveState")?) {
+        ("success", "activating") => return Some("ibarr.service is starting".to_owned()),
+        ("success", _) => return None,
+        ("exit-code", _) if !words.is_empty() => words.to_owned(),
+        ("exit-code", _) => format!("exit status {status}"),
+        ("signal" | "core-dump", _) => format!("killed by signal {status}"),
+        ("watchdog", _) => "it hung, and its watchdog ended it".to_owned(),
+        ("timeout", _) => "systemd ended it, because it took too long".to_owned(),
+        ("oom-kill", _) => "the kernel ended it, because memory was short".to_owned(),
+        (other, _) => other.to_owned(),
+    };
+    Some(format!("ibarr.service has ended: {reason}"))
 }
 
 /// Prints the whole client cache, ordered by address. An address that the daemon learns again
@@ -163,4 +192,29 @@ pub(super) fn fail(failure: Failure, json: bool) -> Exit {
         print::error_line(&failure.message);
     }
     exit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_that_does_not_run_is_explained_in_one_sentence() {
+        let reason = |shown: &str| reason_of_the_end(&shown.replace(' ', "\n"));
+        let ended = |text: &str| Some(format!("ibarr.service has ended: {text}"));
+        for (shown, expected) in [
+            ("ActiveState=failed Result=exit-code StatusText=a:1:1:x", ended("a:1:1:x")),
+            (
+                "ActiveState=failed Result=exit-code StatusText= ExecMainStatus=78",
+                ended("exit status 78"),
+            ),
+            ("ActiveState=failed Result=signal ExecMainStatus=9", ended("killed by signal 9")),
+            ("ActiveState=failed Result=start-limit-hit", ended("start-limit-hit")),
+            ("ActiveState=activating Result=success", Some("ibarr.service is starting".to_owned())),
+            ("ActiveState=inactive Result=success", None),
+            ("", None),
+        ] {
+            assert_eq!(reason(shown), expected, "{shown}");
+        }
+    }
 }
