@@ -2,20 +2,29 @@
 
 //! The configuration, checked and shown: that of the files, or that of the daemon.
 
+use std::ffi::CString;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use annotate_snippets::renderer::DEFAULT_TERM_WIDTH;
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, User, eaccess, geteuid, initgroups, setegid, seteuid};
 
 use super::exit::Exit;
-use super::{Daemon, ask, place, print};
+use super::{CONFIG, Daemon, ask, place, print};
 use crate::causes::Fault;
-use crate::config::{self, Absent, Config, Error, Mistake, Setting};
+use crate::config::{self, Absent, Config, Error, Mistake, Serve, Setting};
 use crate::control::messages::{Body, Failure, FailureKind, Request};
+use crate::regular_file::{self, Link};
 
-/// Reports every mistake in `file`, in standard input if it is `-`, or in the configuration.
+/// Reports every mistake in `file`, in standard input if it is `-`, or in the configuration, and what the daemon will
+/// not find. The configuration itself, and the files that it names, are read with the rights of the daemon.
 pub(super) fn validate(file: Option<PathBuf>, json: bool) -> Exit {
+    let is_in_force = file.as_deref().is_none_or(|file| file == Path::new(CONFIG));
+    if is_in_force && let Err(failure) = become_the_daemon() {
+        return ask::fail(failure, json);
+    }
     let sources = if file.as_deref() == Some(Path::new("-")) {
         config::read_from(io::stdin(), Path::new("standard input")).map(|source| vec![source])
     } else {
@@ -27,11 +36,52 @@ pub(super) fn validate(file: Option<PathBuf>, json: bool) -> Exit {
         Ok(checked) => checked,
         Err(error) => return refuse(&error, json),
     };
-    let warnings = config.warnings().map(|warning| format!("\nwarning: {warning}"));
+    if !is_in_force && let Err(failure) = become_the_daemon() {
+        return ask::fail(failure, json);
+    }
+    let warnings = config.warnings().chain(unusable(&config));
+    let warnings = warnings.map(|warning| format!("\nwarning: {warning}"));
     let names: Vec<_> = sources.into_iter().map(|source| source.name).collect();
     let names = if names.is_empty() { "defaults".to_owned() } else { names.join(", ") };
     let done = format!("{names}: no mistakes{}", warnings.collect::<String>());
     ask::show(Body::Done { done }, json)
+}
+
+/// Gives up the rights of root for those of the user of ibarr.service, if there is one.
+fn become_the_daemon() -> Result<(), Failure> {
+    let shown = geteuid().is_root().then(|| ask::of_service("User")).flatten();
+    let name = shown.as_deref().and_then(|shown| shown.trim().strip_prefix("User="));
+    let Some(name) = name.filter(|name| !name.is_empty()) else { return Ok(()) };
+    let become_it = || {
+        let Some(user) = User::from_name(name)? else { return Ok(()) };
+        let c_name = CString::new(name).map_err(|_| Errno::EINVAL)?;
+        initgroups(&c_name, user.gid)?;
+        setegid(user.gid)?;
+        seteuid(user.uid)
+    };
+    become_it().map_err(|error: Errno| Failure {
+        kind: FailureKind::Internal,
+        message: format!("cannot read with the rights of user {name}: {error}"),
+    })
+}
+
+/// What the daemon cannot use of the files and directories that the configuration names.
+fn unusable(config: &Config) -> impl Iterator<Item = String> {
+    let acm = [("hosts", &config.acm.hosts), ("routes", &config.acm.routes)];
+    let lists = acm.into_iter().filter(|_| config.acm.serve != Serve::Off);
+    let lists = lists.filter_map(|(key, file)| {
+        let file = file.as_deref()?;
+        let error = regular_file::open(file, Link::Followed).err()?;
+        Some(format!("[acm] {key}: the daemon cannot read {}: {error}", file.display()))
+    });
+    let snapshot = config.snapshot.as_deref().and_then(|file| {
+        let directory = file.parent()?;
+        let may = AccessFlags::W_OK | AccessFlags::X_OK;
+        let error = eaccess(directory, may).err()?;
+        let (file, directory) = (file.display(), directory.display());
+        Some(format!("[paths] snapshot: the daemon cannot write {file}: {directory}: {error}"))
+    });
+    lists.chain(snapshot)
 }
 
 /// Prints every key, its value, and where that comes from: as the files have it or, without `file`, as the

@@ -26,7 +26,7 @@ use ibarr_proto::ip2gid::Prefixes;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{
-    self, AnswerGid, InterfaceFilter, Pattern, StaticGid, StaticGids, neighbours,
+    self, AnswerGid, ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids, neighbours,
 };
 use ibarr_proto::node;
 use ibarr_proto::paths::{Config as PathsConfig, NoPath};
@@ -220,6 +220,7 @@ fn local_service(root: &mut Table<'_, '_>, deadline: Duration) -> local_service:
 fn interfaces(root: &mut Table<'_, '_>) -> InterfaceFilter {
     let names = root.list("interfaces", Vec::new(), |value| {
         let name = value.text("ib0")?;
+        without_brackets(name)?;
         // Each name alone first, so that a mistake is reported with its own line.
         InterfaceFilter::new([name]).map_err(|error| format!("has a mistake: {error}"))?;
         Ok(name.to_owned())
@@ -227,15 +228,25 @@ fn interfaces(root: &mut Table<'_, '_>) -> InterfaceFilter {
     root.check(InterfaceFilter::new(names))
 }
 
+/// Node lists of the command line have ranges in brackets, patterns have none.
+fn without_brackets(name: &str) -> Result<(), String> {
+    if name.contains(['[', ']']) {
+        return Err(format!("has no ranges like {name:?}: write each name, or a pattern like ib*"));
+    }
+    Ok(())
+}
+
 fn static_gids(root: &mut Table<'_, '_>) -> StaticGids {
-    let entries = root.tables("static-gid", |table| {
+    let entries = root.tables("static-gid", |table, before: &[Option<StaticGid>]| {
         table.require("ip", "\"10.2.0.5\"");
         table.require("gid", "\"fe80::2:c903:0:201\"");
         let ip: Option<IpAddr> = table.value("ip", None, |value| value.parse("10.2.0.5").map(Some));
         let gid: Option<Gid> =
             table.value("gid", None, |value| value.parse("fe80::2:c903:0:201").map(Some));
         let entry = StaticGid { ip: ip?, gid: gid? };
-        table.check(StaticGids::new([entry]));
+        let is_twice = before.iter().flatten().any(|known| known.ip == entry.ip);
+        let is_new = if is_twice { Err(ConfigError::StaticTwice { ip: entry.ip }) } else { Ok(()) };
+        table.check(is_new.and_then(|()| StaticGids::new([entry])));
         Some(entry)
     });
     root.check(StaticGids::new(entries.into_iter().flatten()))
@@ -258,11 +269,13 @@ fn responder(root: &mut Table<'_, '_>, udp_port: NonZeroU16) -> bpf::Settings {
 }
 
 fn responder_on(root: &mut Table<'_, '_>) -> Vec<(Pattern, bpf::Mode)> {
-    let entries = root.tables("responder-on", |table| {
+    let entries = root.tables("responder-on", |table, _| {
         table.require("interface", "\"eth*\"");
         table.require("responder", "\"xdp\"");
-        let interface: Option<Pattern> =
-            table.value("interface", None, |value| value.parse("eth*").map(Some));
+        let interface: Option<Pattern> = table.value("interface", None, |value| {
+            without_brackets(value.text("eth*")?)?;
+            value.parse("eth*").map(Some)
+        });
         let mode = table.value("responder", None, |value| mode(value).map(Some));
         Some((interface?, mode?))
     });
@@ -431,6 +444,25 @@ mod tests {
     }
 
     #[test]
+    fn second_gid_of_an_address_is_shown_where_it_stands() {
+        let table = |gid| format!("[[static-gid]]\nip = \"10.2.0.5\"\ngid = \"fe80::{gid}\"\n");
+        let text = format!("lease = \"60s\"\n{}{}{}", table(1), table(2), table(3));
+        let twice = |line| format!("line {line}: static GID for 10.2.0.5: given twice, remove one");
+        assert_eq!(mistakes(&text), [twice(5), twice(8)]);
+    }
+
+    #[test]
+    fn ranges_of_interfaces_are_refused_because_patterns_have_none() {
+        let expected = "has no ranges like \"ib[0-3]\": write each name, or a pattern like ib*";
+        let found = mistakes(
+            "interfaces = [\"ib[0-3]\"]\n[[responder-on]]\ninterface = \"ib[0-3]\"\nresponder = \"xdp\"",
+        );
+        let expected = [("1: interfaces"), ("3: responder-on.interface")]
+            .map(|place| format!("line {place} {expected}"));
+        assert_eq!(found, expected);
+    }
+
+    #[test]
     fn every_mistake_is_reported_with_line_and_remedy() {
         let text = "udp-port = 0
 interfaces = [\"ib0\", \"a b\"]
@@ -496,7 +528,7 @@ responder = \"ebpf\"
         }
         assert_eq!(mistakes("lease = \"2h\"\n"), ["line 1: lease must be from \"1s\" to \"1h\""]);
         let twice = "[[static-gid]]\nip = \"10.2.0.5\"\ngid = \"fe80::1\"\n".repeat(2);
-        let expected = "line 1: static GID for 10.2.0.5: given twice, remove one";
+        let expected = "line 4: static GID for 10.2.0.5: given twice, remove one";
         assert_eq!(mistakes(&twice), [expected]);
     }
 

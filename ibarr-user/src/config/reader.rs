@@ -276,7 +276,7 @@ impl<'a, 'b> Table<'a, 'b> {
     pub(super) fn tables<T>(
         &mut self,
         key: &'static str,
-        read: impl Fn(&mut Table<'_, 'b>) -> T,
+        read: impl Fn(&mut Table<'_, 'b>, &[T]) -> T,
     ) -> Vec<T> {
         let mut tables = Vec::new();
         let path = format!("{}{key}.", self.path);
@@ -293,7 +293,9 @@ impl<'a, 'b> Table<'a, 'b> {
                     self.mistake(&place, key, &format!("must be a table: write [[{key}]]"));
                     continue;
                 };
-                tables.push(Table::read(&path, &[Part { place, table }], self.found, &read));
+                let part = [Part { place, table }];
+                let one = Table::read(&path, &part, self.found, |table| read(table, &tables));
+                tables.push(one);
             }
         }
         tables

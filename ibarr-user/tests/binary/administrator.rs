@@ -43,6 +43,16 @@ fn validate_reports_every_mistake_and_exits_78() {
 
     let file = dir.write("good.toml", include_str!("../../../pkg/ibarr.toml"));
     assert_eq!(ibarr(&["validate", file.to_str().unwrap()]).status.code(), Some(0));
+    let wrong = "[paths]\nsnapshot = \"/absent/paths\"\n[acm]\nserve = \"tools\"\nhosts = \"/absent/hosts\"\n";
+    let file = dir.write("unusable.toml", wrong);
+    let output = ibarr(&["validate", file.to_str().unwrap()]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    for warning in [
+        "warning: [paths] snapshot: the daemon cannot write /absent/paths: /absent: ENOENT",
+        "warning: [acm] hosts: the daemon cannot read /absent/hosts: No such file",
+    ] {
+        assert!(said.contains(warning), "{said}");
+    }
     let absent = dir.path("absent.toml");
     assert_eq!(ibarr(&["validate", absent.to_str().unwrap()]).status.code(), Some(78));
 }
