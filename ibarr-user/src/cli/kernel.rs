@@ -11,6 +11,7 @@ use ibarr_proto::ip2gid::Family;
 use ibarr_proto::ip2gid::client::mirror::Element;
 use ipnet::IpNet;
 use nix::net::if_::if_indextoname;
+use nix::unistd::geteuid;
 
 use super::{Exit, ask};
 use crate::bpf::{self, Detached};
@@ -32,7 +33,7 @@ pub(super) fn show(dir: &Path, json: bool) -> Exit {
             );
             return ask::fail(Failure { kind: FailureKind::Unreachable, message }, json);
         }
-        Err(error) => return ask::fail(failure(&error), json),
+        Err(error) => return ask::fail(failure(dir, &error), json),
     };
     ask::show(Body::Kernel { kernel: document(&left) }, json)
 }
@@ -52,7 +53,7 @@ pub(super) fn detach(dir: &Path, json: bool) -> Exit {
                 left.join(", ")
             )
         }
-        Err(error) => return ask::fail(failure(&error), json),
+        Err(error) => return ask::fail(failure(dir, &error), json),
     };
     ask::show(Body::Done { done }, json)
 }
@@ -157,8 +158,12 @@ fn learned(elements: &[Element]) -> Vec<KernelLearned> {
     learned
 }
 
-fn failure(error: &bpf::Error) -> Failure {
-    let kind = if error.is_permission() {
+/// The remedy of the error is that of a daemon; a user needs root.
+fn failure(dir: &Path, error: &bpf::Error) -> Failure {
+    let kind = if error.is_permission() && !geteuid().is_root() {
+        let message = format!("{}: not permitted; run this as root", dir.display());
+        return Failure { kind: FailureKind::Permission, message };
+    } else if error.is_permission() {
         FailureKind::Permission
     } else if error.is_taken() {
         FailureKind::Busy

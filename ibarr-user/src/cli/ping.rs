@@ -27,7 +27,7 @@ pub(super) struct PingArgs {
     #[command(flatten)]
     family: FamilyArgs,
     /// How many times to ask, instead of until Ctrl-C
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", value_parser = count)]
     count: Option<NonZeroU64>,
     /// Time between two questions, in seconds or like 200ms; at least 10ms
     #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = interval)]
@@ -40,6 +40,10 @@ pub(super) struct PingArgs {
     json_lines: bool,
     #[command(flatten)]
     daemon: Daemon,
+}
+
+fn count(text: &str) -> Result<NonZeroU64, &'static str> {
+    text.parse().map_err(|_| "write a whole number from 1")
 }
 
 pub(super) fn interval(text: &str) -> Result<Duration, String> {

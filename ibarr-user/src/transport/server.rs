@@ -157,10 +157,16 @@ pub(crate) async fn serve(
         });
         match bound {
             Ok((socket, serving)) => {
-                info!(message_id = ids::SERVING, ?family, port, is_inherited, "serving ip2gid");
+                info!(
+                    message_id = ids::SERVING,
+                    ?family,
+                    udp_port = port,
+                    is_inherited,
+                    "serving ip2gid"
+                );
                 state.send_replace(serving);
                 let error = pump(&socket, is_inherited, &batches, &state, &counters).await;
-                debug!(?family, port, ?error, "the server socket ended");
+                debug!(?family, udp_port = port, ?error, "the server socket ended");
                 return;
             }
             Err(error) => {
@@ -183,7 +189,7 @@ pub(crate) async fn serve(
                         message_id = ids::NOT_SERVING,
                         cause = %reason,
                         ?family,
-                        port,
+                        udp_port = port,
                         "not serving ip2gid: {reason}"
                     );
                     said = Some(reason.clone());

@@ -40,6 +40,9 @@ use crate::sys::bpf::detach_pinned_link;
 /// Files that the kernel itself makes in the root of each bpffs (kernel/bpf/inode.c).
 const OF_THE_KERNEL: [&str; 2] = ["maps.debug", "progs.debug"];
 
+/// Where the packaged unit has its directory of pins.
+const OF_THE_UNIT: &str = "/run/ibarr";
+
 /// Why the directory of pins cannot be used.
 #[derive(Debug, Error)]
 pub enum Error {
@@ -47,7 +50,7 @@ pub enum Error {
     #[error("{0}: another ibarr has these pins; stop it, or name another --bpf-dir")]
     Taken(PathBuf),
     /// The path is not on a bpffs, and none could be mounted.
-    #[error("{0} is not on a bpffs; as root: mount -t bpf bpf {0}")]
+    #[error("{0} is not on a bpffs; as root: {remedy}", remedy = to_have_a_bpffs(.0))]
     NoBpffs(PathBuf, #[source] io::Error),
     /// It holds something that is not ours.
     #[error(
@@ -97,6 +100,14 @@ pub enum Error {
     /// A system call failed.
     #[error("{0}: cannot be made, read or removed{remedy}", remedy = remedy(.1))]
     Io(PathBuf, #[source] io::Error),
+}
+
+/// Below the packaged unit's run directory, it is a bind of what systemd-tmpfiles makes.
+fn to_have_a_bpffs(path: &Path) -> String {
+    if path.starts_with(OF_THE_UNIT) {
+        return "systemd-tmpfiles --create ibarr.conf && systemctl restart ibarr".to_owned();
+    }
+    format!("mount -t bpf bpf {}", path.display())
 }
 
 /// Stands before the error.
