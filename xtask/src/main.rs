@@ -45,6 +45,7 @@ enum Command {
     Ebpf(ebpf::Args),
     Fuzz(fuzz::Args),
     Package(package::Args),
+    Repository(package::repository::Args),
     /// Check the project's rules that the compiler does not know
     Tidy,
     /// Check the kernel module with the kernel's style checker
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         Command::Ebpf(args) => ebpf::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Package(args) => package::run(&workspace, &args),
+        Command::Repository(args) => package::repository::run(&workspace, &args),
         Command::Tidy => tidy::check(&workspace),
         Command::Checkpatch => checkpatch::check(&workspace),
         Command::Tools(args) => tools::run(&workspace, &args),

@@ -18,6 +18,7 @@ mod node;
 mod package;
 mod pages;
 mod podman;
+mod repository;
 mod rpm;
 mod service;
 mod socket;

@@ -19,7 +19,7 @@ fn installed_rpm_has_the_files_of_the_debian_package() {
     let machine = Machine::new();
     let [rpm_root, deb_root] = ["rpm", "deb"].map(|name| machine.directory().join(name));
     fs::create_dir(&rpm_root).unwrap();
-    let mut install = command(&machine);
+    let mut install = command(&machine, "rpm");
     // Without its scripts, and without the packages that RHEL would have.
     install.arg("--root").arg(&rpm_root).args(["--install", "--nodeps", "--noscripts"]);
     said(install.arg(package("IBARR_RPM")));
@@ -84,12 +84,12 @@ fn files(root: &Path) -> BTreeMap<String, (String, Vec<u8>)> {
 }
 
 fn rpm(query: &[&str]) -> String {
-    said(command(&Machine::new()).args(query).arg("--package").arg(package("IBARR_RPM")))
+    said(command(&Machine::new(), "rpm").args(query).arg("--package").arg(package("IBARR_RPM")))
 }
 
-/// rpm with a database in a directory of the test.
-fn command(machine: &Machine) -> Command {
-    let mut command = program("rpm");
+/// rpm, or another program of it, with a database in a directory of the test.
+pub(crate) fn command(machine: &Machine, name: &str) -> Command {
+    let mut command = program(name);
     command.envs(env::var_os("RPM_CONFIGDIR").map(|found| ("RPM_CONFIGDIR", found)));
     command.arg("--dbpath").arg(machine.directory().join("db"));
     command

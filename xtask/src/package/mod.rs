@@ -7,6 +7,7 @@ mod deb;
 mod documents;
 mod fabric;
 mod glibc;
+pub(crate) mod repository;
 pub(crate) mod root;
 mod rpm;
 mod tar;
@@ -112,6 +113,8 @@ fn lint(workspace: &Workspace, tool: &str, options: &[&str], package: &Path) -> 
 pub(crate) struct Packages {
     pub(crate) deb: PathBuf,
     pub(crate) rpm: PathBuf,
+    /// The signed repositories of both.
+    pub(crate) repository: PathBuf,
 }
 
 /// Makes the packages, and shows that each one made again has the same bytes.
@@ -126,7 +129,9 @@ pub(crate) fn prove(workspace: &Workspace) -> Result<Packages> {
         packages.into_iter().next().context("a package")
     };
     twice(|content| Ok(vec![tar::make(content)?]))?;
-    Ok(Packages { deb: twice(debs)?, rpm: twice(|content| Ok(vec![rpm::make(content)?]))? })
+    let (deb, rpm) = (twice(debs)?, twice(|content| Ok(vec![rpm::make(content)?]))?);
+    let repository = repository::prove(&content, &[deb.clone(), rpm.clone()])?;
+    Ok(Packages { deb, rpm, repository })
 }
 
 /// Builds the program as the packages have it.

@@ -349,6 +349,7 @@ fn install(bench: &Bench<'_>) -> Result<Outcome> {
         ("PATH", path.as_os_str()),
         ("IBARR_PACKAGE", packages.deb.as_os_str()),
         ("IBARR_RPM", packages.rpm.as_os_str()),
+        ("IBARR_REPOSITORY", packages.repository.as_os_str()),
         ("RPM_CONFIGDIR", rpm.as_os_str()),
         ("IBARR_DEBIAN_ROOT", root.as_os_str()),
         ("IBARR_DEPLOY_ROOT", deploy_root.as_os_str()),

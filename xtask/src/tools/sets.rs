@@ -208,6 +208,15 @@ pub(crate) const RPM: Set = Set {
     suites: &[],
 };
 
+/// Makes and signs repositories of packages.
+pub(crate) const REPOSITORY: Set = Set {
+    name: "repository",
+    purpose: "lists and signs packages for apt and dnf, for `repository`",
+    programs: &["apt-ftparchive", "createrepo_c", "gpg", "gpg-agent", "gpgconf"],
+    packages: &["apt-utils", "createrepo-c", "gpg", "gpg-agent", "gpgconf"],
+    suites: &[],
+};
+
 pub(super) const SETS: &[&Set] = &[
     &IPROUTE2,
     &BPFTOOL,
@@ -230,4 +239,5 @@ pub(super) const SETS: &[&Set] = &[
     &MMDEBSTRAP,
     &LOWDOWN,
     &RPM,
+    &REPOSITORY,
 ];
