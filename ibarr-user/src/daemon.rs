@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use getrandom::SysRng;
@@ -23,6 +24,7 @@ use crate::engine::{Engine, Inherited, Service, Setup};
 use crate::logging::{self, Levels, Log, ids};
 use crate::metrics::server::Server;
 use crate::process::{RunOptions, Signals, Systemd};
+use crate::regular_file;
 use crate::sys::clock;
 use crate::sys::inherited;
 use crate::transport;
@@ -92,6 +94,11 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Error> {
     outcome
 }
 
+fn host_name() -> Option<String> {
+    let name = regular_file::text(Path::new("/proc/sys/kernel/hostname"))?;
+    Some(name.trim_end().to_owned()).filter(|name| !name.is_empty())
+}
+
 /// The sockets that systemd has passed.
 fn take_inherited() -> Inherited {
     let (inherited, wrong) = inherited::take();
@@ -147,6 +154,7 @@ async fn serve(
         resolve: transport::names::resolve,
         service: Service {
             started: clock::now(),
+            node: host_name(),
             ends_at: None,
             control: shared.clone(),
             systemd,

@@ -10,7 +10,7 @@ use core::time::Duration;
 use ibarr_common::Instant;
 use thiserror::Error;
 
-use super::Cause;
+use super::{Cause, Subsystem};
 use crate::Fault;
 use crate::ip2gid::Family;
 use crate::ip2gid::client::Candidate;
@@ -26,8 +26,11 @@ use crate::sa::Shut;
 #[expect(missing_docs, reason = "its variants are named for what they state")]
 pub enum Input {
     Start,
-    /// Each part of the daemon works or has said why not.
-    Ready,
+    /// A part of a subsystem has yet to say whether it works, for this reason. It holds until the next
+    /// assessment.
+    Unsettled(Subsystem, Fault),
+    /// The configuration has changed, and parts of the daemon with it.
+    Reconfigured,
     /// Someone asks for the [report](super::Health::report).
     Asked,
     /// The daemon ends, and nothing is judged any more.

@@ -5,9 +5,14 @@
 //! `STATUS=`, the log and the metrics all show its decisions.
 //!
 //! A *reason* is a cause at a subsystem. It counts once it has been there for the patience of its
-//! cause, so that what is normal for a moment, such as a program that is being attached, raises no
-//! alarm. A cause that is only counted, such as lost requests, stays for [`HOLD`] after the last
+//! cause, so that what is normal for a moment, such as a program that is being attached again, raises
+//! no alarm. A cause that is only counted, such as lost requests, stays for [`HOLD`] after the last
 //! count. A reason whose state is ok is advice: it is shown, and changes nothing.
+//!
+//! **What is not known is not called ok, and the first verdict is the truth.** A subsystem has none
+//! while its parts have yet to say whether they work (*unsettled*). Once they have, each reason counts at
+//! once: it is no change that may pass. The daemon is ready when each subsystem has its first verdict,
+//! and at the latest after [`START`]. After a change of the configuration, verdicts are first ones again.
 
 mod facts;
 mod recent;
@@ -23,6 +28,7 @@ use core::time::Duration;
 
 use ibarr_common::Instant;
 
+use crate::Fault;
 use crate::ip2gid::client::Candidate;
 use crate::local_view::InterfaceName;
 use crate::paths::PortName;
@@ -41,7 +47,15 @@ pub struct Health {
     /// When the next assessment may be; `None` before the start and after the end.
     due: Option<Instant>,
     assessed_at: Option<Instant>,
+    /// When the start is over at the latest; `None` before and after it.
+    ready_by: Option<Instant>,
     subsystems: BTreeMap<Subsystem, Assessment>,
+    /// Subsystems with unsettled parts, as stated since the last assessment.
+    unsettled: BTreeMap<Subsystem, Fault>,
+    /// Those that have no verdict yet, and why not.
+    unknown: BTreeMap<Subsystem, Fault>,
+    /// Those whose next verdict is a first one, because the configuration has changed.
+    anew: BTreeSet<Subsystem>,
     reasons: BTreeMap<(Subsystem, Cause), Reason>,
     /// Ports that were active at some time: they are missed when they are down.
     once_active: BTreeSet<PortName>,
@@ -51,8 +65,11 @@ pub struct Health {
     recent: Vec<Candidate>,
 }
 
-/// After its start a daemon is assessed when it is ready, and at the latest after this.
-pub const START: Duration = Duration::from_secs(10);
+/// A daemon is ready at the latest after this, whatever is not known yet.
+pub const START: Duration = Duration::from_secs(3);
+
+/// Between two assessments until then at least this time passes.
+pub const EARLY: Duration = Duration::from_millis(10);
 
 /// Between two assessments at least this time passes, except if someone asks.
 pub const OFTEN: Duration = Duration::from_secs(1);
@@ -248,7 +265,7 @@ ibarr_common::words! {
 }
 
 impl Cause {
-    /// How long it may be there before it counts.
+    /// How long it may be there before it counts, except in a first verdict.
     pub fn patience(self) -> Duration {
         match self {
             Self::NotLoaded | Self::NotAttached | Self::NotServing | Self::LeaseEnded => {
@@ -326,10 +343,15 @@ impl Health {
     pub fn handle_input(&mut self, now: Instant, input: Input) {
         let facts = &mut self.facts;
         match input {
-            Input::Start => self.due = Some(now + START),
-            Input::Ready if self.assessed_at.is_none() => self.hasten(now),
-            Input::Asked if self.assessed_at.is_some() => self.hasten(now),
-            Input::Ready | Input::Asked => {}
+            Input::Start => (self.due, self.ready_by) = (Some(now), Some(now + START)),
+            Input::Asked => self.hasten(now),
+            Input::Unsettled(subsystem, why) => {
+                self.unsettled.entry(subsystem).or_insert(why);
+            }
+            Input::Reconfigured => {
+                self.anew = self.subsystems.keys().copied().collect();
+                self.hasten(now);
+            }
             Input::Stop => self.due = None,
             Input::Sent(peer) => self.sent_to(peer),
             Input::Addresses(addresses) => facts.addresses = addresses,
@@ -354,15 +376,17 @@ impl Health {
         self.due.is_some_and(|due| due <= now)
     }
 
-    /// Whether there was an assessment.
-    pub fn has_assessed(&self) -> bool {
-        self.assessed_at.is_some()
+    /// Whether the start is over: each subsystem has a verdict, or has had [`START`] for it.
+    pub fn is_ready(&self) -> bool {
+        self.assessed_at.is_some() && self.ready_by.is_none()
     }
 
     /// When an assessment is due at the latest: then reasons may begin to count.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let due = self.due?;
-        let Some(at) = self.assessed_at else { return Some(due) };
+        let Some(at) = self.assessed_at.filter(|_| self.unknown.is_empty()) else {
+            return Some(due);
+        };
         let waiting = self.reasons.iter().filter(|(_, reason)| !reason.counts);
         let counts_at = waiting.map(|((_, cause), reason)| reason.since + cause.patience());
         counts_at.chain([at + SELDOM]).min().map(|at| at.max(due))
@@ -373,7 +397,7 @@ impl Health {
         if !self.is_due(now) {
             return;
         }
-        (self.assessed_at, self.due) = (Some(now), Some(now + OFTEN));
+        self.assessed_at = Some(now);
         let ports = &self.facts.ports;
         let active = ports.iter().filter(|port| port.missing != Some(Missing::Down));
         self.once_active.extend(active.map(|port| port.name));
@@ -384,11 +408,19 @@ impl Health {
         found.extend(counts.map(|(cause, count)| rules::counted(*cause, count.value)));
         let mut subsystems = rules::subsystems(&self.facts);
         subsystems.extend(found.iter().map(|finding| finding.subsystem));
+        subsystems.extend(self.unsettled.keys());
         self.note(now, found);
-        self.decide(now, &subsystems);
+        self.decide(now, subsystems);
+        self.ready_by = self.ready_by.filter(|&by| now < by && !self.unknown.is_empty());
+        self.due = Some(now + if self.is_ready() { OFTEN } else { EARLY });
     }
 
-    /// Every subsystem, in order; empty before the first assessment.
+    /// The subsystems that have no verdict yet, in order, and what is awaited.
+    pub fn unknown(&self) -> impl Iterator<Item = (Subsystem, &Fault)> {
+        self.unknown.iter().map(|(&subsystem, why)| (subsystem, why))
+    }
+
+    /// Every subsystem that has a verdict, in order.
     pub fn report(&self) -> impl Iterator<Item = Report<'_>> {
         self.subsystems.iter().map(|(&subsystem, &Assessment { state, since })| {
             let reasons = self.reasons_of(subsystem).collect();
@@ -425,7 +457,9 @@ impl Health {
         for Finding { subsystem, cause, state, why, remedy } in found {
             let known = before.get(&(subsystem, cause));
             let since = known.map_or(now, |known| known.since);
-            let counts = now.since(since) >= cause.patience();
+            let counts = known.is_some_and(|known| known.counts)
+                || now.since(since) >= cause.patience()
+                || self.judges_first(subsystem);
             let reason = Reason { state, since, why, remedy, counts };
             let was_better = known.is_none_or(|known| !known.counts || known.state < state);
             if counts && was_better && state > State::Ok {
@@ -445,13 +479,33 @@ impl Health {
         }
     }
 
+    /// Whether this assessment makes the first verdict on the subsystem.
+    fn judges_first(&self, subsystem: Subsystem) -> bool {
+        let is_first = !self.subsystems.contains_key(&subsystem) || self.anew.contains(&subsystem);
+        is_first && !self.unsettled.contains_key(&subsystem)
+    }
+
     fn state_of(&self, subsystem: Subsystem) -> State {
         self.reasons_of(subsystem).map(|(_, reason)| reason.state).max().unwrap_or_default()
     }
 
-    fn decide(&mut self, now: Instant, subsystems: &BTreeSet<Subsystem>) {
+    fn decide(&mut self, now: Instant, subsystems: BTreeSet<Subsystem>) {
+        self.unknown = core::mem::take(&mut self.unsettled);
+        self.anew.retain(|subsystem| self.unknown.contains_key(subsystem));
         self.subsystems.retain(|subsystem, _| subsystems.contains(subsystem));
-        for &subsystem in subsystems {
+        for subsystem in subsystems {
+            let is_late = self.ready_by.is_none_or(|by| by <= now);
+            // What is known already says nothing of the rest, which may be worse.
+            let is_sure = |(cause, reason): (Cause, &Reason)| {
+                !cause.patience().is_zero() || is_late && reason.state > State::Ok
+            };
+            let has_verdict =
+                self.subsystems.contains_key(&subsystem) || self.reasons_of(subsystem).any(is_sure);
+            if has_verdict {
+                self.unknown.remove(&subsystem);
+            } else if self.unknown.contains_key(&subsystem) {
+                continue;
+            }
             let state = self.state_of(subsystem);
             let assessment =
                 self.subsystems.entry(subsystem).or_insert(Assessment { state, since: now });

@@ -24,11 +24,10 @@ fn at(seconds: u64) -> Instant {
     START + Duration::from_secs(seconds)
 }
 
-/// A daemon that is ready.
+/// A daemon that has started, and whose parts are settled.
 fn health() -> Health {
     let mut health = Health::default();
     health.handle_input(START, Input::Start);
-    health.handle_input(START, Input::Ready);
     health
 }
 
@@ -333,20 +332,109 @@ fn each_fault_is_told_when_it_begins_and_ends() {
 }
 
 #[test]
-fn daemon_is_judged_when_ready_late_or_asked_not_after_its_end() {
+fn daemon_is_judged_from_its_start_to_its_end_and_when_asked() {
     let mut health = Health::default();
-    health.assess(at(1), [Input::Ready, Input::Asked]);
+    health.assess(at(1), [Input::Asked]);
     assert_eq!((health.report().count(), health.poll_timeout()), (0, None));
-    health.assess(at(2), [Input::Start, Input::Asked]);
-    assert_eq!((health.report().count(), health.poll_timeout()), (0, Some(at(2) + super::START)));
-    health.assess(at(12), []);
-    assert!(health.report().count() > 0);
-    for (input, is_due) in [(Input::Ready, false), (Input::Asked, true), (Input::Stop, false)] {
-        health.handle_input(at(12), input);
-        assert_eq!(health.is_due(at(12)), is_due);
+    health.assess(at(2), [Input::Start]);
+    assert!(health.report().count() > 0 && health.is_ready());
+    for (input, is_due) in [(Input::Asked, true), (Input::Stop, false)] {
+        health.handle_input(at(2), input);
+        assert_eq!(health.is_due(at(2)), is_due);
     }
-    health.assess(at(99), [Input::Ready, Input::Asked]);
+    health.assess(at(99), [Input::Asked]);
     assert_eq!((health.is_due(at(99)), health.poll_timeout()), (false, None));
+}
+
+fn unsettled(subsystem: Subsystem) -> Input {
+    Input::Unsettled(subsystem, Fault::new("it is being tried"))
+}
+
+/// The socket is not open yet, or another program has the port.
+fn taken(is_settled: bool) -> Vec<Input> {
+    let socket =
+        Socket { family: Family::V4, blocked: Some(Fault::new("taken by python")), small: None };
+    // Advice, which counts at once and is no verdict.
+    let unused = vec![Fault::new("systemd does not hold the port")];
+    let peers = Input::Peers(Peers { sockets: vec![socket], unused, ..Peers::default() });
+    [peers].into_iter().chain((!is_settled).then(|| unsettled(Subsystem::Peers))).collect()
+}
+
+fn bad_causes(health: &Health) -> Vec<(Subsystem, Cause, State)> {
+    causes(health).into_iter().filter(|(.., state)| *state > State::Ok).collect()
+}
+
+fn unknown(health: &Health) -> Vec<Subsystem> {
+    health.unknown().map(|(subsystem, _)| subsystem).collect()
+}
+
+#[test]
+fn first_verdict_waits_for_all_parts_and_then_tells_faults_at_once() {
+    let mut health = Health::default();
+    let ms = |ms| START + Duration::from_millis(ms);
+    health.assess(ms(0), [Input::Start].into_iter().chain(taken(false)));
+    assert_eq!((unknown(&health), health.is_ready()), (vec![Subsystem::Peers], false));
+    assert!(health.report().all(|report| report.subsystem != Subsystem::Peers), "not called ok");
+    assert_eq!((causes(&health), health.poll_timeout()), (Vec::new(), Some(START + EARLY)));
+    health.assess(ms(10), taken(true));
+    assert_eq!((unknown(&health), health.is_ready()), (Vec::new(), true));
+    let told = [(Subsystem::Peers, Cause::NotServing, State::Failed)];
+    assert_eq!(bad_causes(&health), told);
+    assert_eq!(events(&mut health), ["peers: not-serving: failed"]);
+    // It lasts, and is not told again.
+    health.assess(ms(2000), taken(true));
+    assert_eq!((bad_causes(&health), events(&mut health)), (told.to_vec(), Vec::new()));
+}
+
+#[test]
+fn what_stays_unsettled_delays_readiness_for_three_seconds_only() {
+    for (closed, state) in [(None, State::Ok), (Some(Fault::new("taken")), State::Degraded)] {
+        let acm = |closed| Input::Acm(Acm { is_on: true, closed, ..Acm::default() });
+        let mut health = Health::default();
+        health.handle_input(START, Input::Start);
+        let mut now = START;
+        while !health.is_ready() {
+            now = health.poll_timeout().unwrap();
+            health.assess(now, [acm(None), unsettled(Subsystem::Acm)]);
+        }
+        assert_eq!((now, unknown(&health)), (START + super::START, vec![Subsystem::Acm]));
+        now += OFTEN;
+        assert_eq!(health.poll_timeout(), Some(now), "it is still looked for");
+        // A fault is shown even if more is awaited.
+        let more = closed.is_some().then(|| unsettled(Subsystem::Acm));
+        health.assess(now, [acm(closed)].into_iter().chain(more));
+        let report = health.report().find(|report| report.subsystem == Subsystem::Acm);
+        assert_eq!((unknown(&health), report.unwrap().state), (Vec::new(), state));
+    }
+}
+
+#[test]
+fn fault_that_outlives_its_patience_is_told_of_an_unsettled_part() {
+    let mut health = Health::default();
+    health.assess(at(0), [Input::Start].into_iter().chain(taken(false)));
+    health.assess(at(4), taken(false));
+    assert_eq!((unknown(&health), bad_causes(&health)), (vec![Subsystem::Peers], Vec::new()));
+    health.assess(at(5), taken(false));
+    assert_eq!(unknown(&health), []);
+    assert_eq!(bad_causes(&health), [(Subsystem::Peers, Cause::NotServing, State::Failed)]);
+}
+
+#[test]
+fn verdict_after_a_new_configuration_tells_faults_at_once() {
+    for (is_new, expected) in [(false, 0), (true, 1)] {
+        let mut health = health();
+        health.assess(at(0), nothing());
+        let reload = is_new.then_some(Input::Reconfigured);
+        health.assess(at(7), reload.into_iter().chain(taken(false)));
+        let old = (unknown(&health), bad_causes(&health));
+        assert_eq!(old, (Vec::new(), Vec::new()), "the verdict of before");
+        health.assess(at(8), taken(true));
+        assert_eq!(bad_causes(&health).len(), expected, "{is_new}");
+        // Later changes have patience again.
+        health.assess(at(20), nothing());
+        health.assess(at(21), taken(true));
+        assert_eq!(bad_causes(&health), []);
+    }
 }
 
 #[test]
@@ -418,7 +506,7 @@ fn advice_is_shown_and_changes_nothing() {
     assert_eq!((worst(&health), events(&mut health)), (State::Ok, Vec::new()));
 }
 
-/// A fault is a reason exactly while it has been there for its patience.
+/// A fault is a reason exactly while it has been there for its patience, or since the first look.
 #[derive(Default)]
 struct Model {
     since: BTreeMap<usize, Instant>,
@@ -431,8 +519,9 @@ proptest! {
     ) {
         let all = [Cause::NoGid, Cause::KernelSilent, Cause::GroupUnknown, Cause::ViewUnknown, Cause::LogLost];
         let (mut health, mut model, mut now) = (health(), Model::default(), START);
-        let (mut told, mut state) = (BTreeSet::new(), State::Ok);
+        let (mut told, mut state, mut is_first) = (BTreeSet::new(), State::Ok, true);
         for (seconds, there) in steps {
+            let is_first = std::mem::replace(&mut is_first, false);
             now += Duration::from_secs(seconds);
             let addresses = Addresses { no_gid: there[0], unknown: there[3], ..Addresses::default() };
             let silent = there[1].then_some(KernelSilent::NoRdma);
@@ -445,7 +534,7 @@ proptest! {
             health.assess(now, inputs);
             model.since.retain(|index, _| there[*index]);
             for index in (0..all.len()).filter(|index| there[*index]) {
-                model.since.entry(index).or_insert(now);
+                model.since.entry(index).or_insert(if is_first { Instant::BOOT } else { now });
             }
             let counts = |(index, since): (&usize, &Instant)| {
                 let cause = all[*index];

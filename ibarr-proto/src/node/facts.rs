@@ -8,7 +8,10 @@ use core::num::NonZeroU16;
 use ibarr_common::Instant;
 
 use super::Node;
-use crate::health::{Addresses, Cause, Event, Health, Input, Missing, Port, Programs, Served};
+use crate::Fault;
+use crate::health::{
+    Addresses, Cause, Event, Health, Input, Missing, Port, Programs, Served, Subsystem,
+};
 use crate::ip2gid::client::Candidate;
 use crate::ip2gid::{client, server};
 use crate::local_view::rules::{Diverted, Traffic};
@@ -25,7 +28,7 @@ impl Node {
     /// Decides anew what works, if that is due: the last step of a turn.
     pub fn assess(&mut self, now: Instant) {
         if self.health.is_due(now) {
-            for input in self.facts() {
+            for input in self.facts().into_iter().chain(self.unsettled()) {
                 self.health.handle_input(now, input);
             }
             self.health.handle_timeout(now);
@@ -57,7 +60,7 @@ impl Node {
         let (view, paths, local_service) = (self.view(), self.paths(), self.local_service());
         let (client, server) = (self.client().counters(), self.server().counters());
         let addresses = Addresses {
-            unknown: !view.is_synced(),
+            unknown: view.confirmed_at().is_none(),
             no_gid: view.is_synced() && view.owned().all(|owned| owned.gid.is_none()),
             unmatched: view.unmatched_patterns().cloned().collect(),
             contested: view.contested().collect(),
@@ -99,5 +102,36 @@ impl Node {
             Input::Counted(Cause::RepliesUnroutable, server.get(NotSentNoRoute)),
             Input::Counted(Cause::RepliesNotSent, not_sent),
         ]
+    }
+    /// The parts that have yet to say whether they work.
+    fn unsettled(&self) -> Vec<Input> {
+        let (view, responder) = (self.view(), self.responder());
+        let is_loaded = responder.blocked().is_none();
+        let has_no_lease = responder.lease_end() == Instant::BOOT && view.served().next().is_some();
+        let mut unsettled = Vec::new();
+        let mut add = |is_so: bool, subsystem, why| {
+            unsettled.extend(is_so.then(|| Input::Unsettled(subsystem, Fault::new(why))));
+        };
+        add(
+            view.confirmed_at().is_none(),
+            Subsystem::LocalView,
+            "the kernel is listing the addresses",
+        );
+        add(!responder.is_settled(), Subsystem::Responder, "programs are being loaded or attached");
+        add(
+            is_loaded && has_no_lease,
+            Subsystem::Responder,
+            "the maps of the programs are being filled",
+        );
+        for served in view.served().filter(|_| is_loaded) {
+            let is_pending = matches!(responder.state(served.ifindex), None | Some(State::Pending));
+            add(is_pending, Subsystem::ResponderOn(served.name), "the program is being attached");
+        }
+        add(
+            self.client().inherits(),
+            Subsystem::Caches,
+            "addresses of the last daemon are being read",
+        );
+        unsettled
     }
 }

@@ -174,6 +174,7 @@ impl Node {
         self.client.reconfigure(now, client);
         self.local_service.reconfigure(local_service);
         self.acm.reconfigure(acm);
+        self.health.handle_input(now, health::Input::Reconfigured);
     }
 
     /// Passes an input to its core.

@@ -78,9 +78,6 @@ impl World {
     /// Assesses the health of a daemon if that is due.
     pub(super) fn assess(&mut self, id: usize, daemon: &mut Daemon) {
         let now = self.now;
-        if daemon.core.node().view().confirmed_at().is_some() {
-            daemon.core.handle_input(now, node::Input::Health(Input::Ready));
-        }
         if !daemon.core.node().health().is_due(now) {
             return;
         }

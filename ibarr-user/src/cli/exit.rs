@@ -19,7 +19,7 @@ pub enum Exit {
     Warning,
     /// `status --check`: something has failed.
     Critical,
-    /// `status --check`: the daemon cannot be asked.
+    /// `status --check`: the state is not known, or the daemon cannot be asked.
     Unknown,
     /// The command has failed.
     Failed(FailureKind),

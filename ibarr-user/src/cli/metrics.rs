@@ -44,7 +44,7 @@ pub(super) fn metrics(args: &MetricsArgs) -> Exit {
     let MetricsArgs { openmetrics, output, daemon } = args;
     let form = if *openmetrics { MetricsForm::OpenMetrics } else { MetricsForm::Prometheus };
     let Some(file) = output else { return ask::ask(daemon, &Request::Metrics { form }) };
-    let asked = exporter::Daemon { run_dir: daemon.run_dir.clone(), patience: daemon.patience };
+    let asked = exporter::Daemon { run_dir: daemon.run_dir.clone(), patience: daemon.patience() };
     let (metrics, failure) = asked.metrics(form);
     if let Err(error) = whole_file::replace(file, metrics.as_bytes()) {
         return ask::fail(import::not_written(file, &error), daemon.json);

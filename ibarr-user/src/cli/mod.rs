@@ -43,7 +43,7 @@ use self::trace::TraceArgs;
 use crate::bpf;
 use crate::causes::Fault;
 use crate::config::Absent;
-use crate::control::client::Connection;
+use crate::control::client::{Connection, PATIENCE};
 use crate::control::messages::{Body, Failure, FailureKind, LevelChange, Millis, Request};
 use crate::daemon;
 use crate::logging::{self, Level, Sink};
@@ -78,7 +78,8 @@ const EXIT_CODES: &str = "Without a command, ibarr runs as the daemon.
 Exit status: 0 all answered, 1 some address has no GID, no path leads there, something contradicts it, or a
 line of ibacm was not understood, 2 doctor has found a failure, 64 wrong usage, 66 this machine lacks what was named, 69 no daemon, 70 internal error, 74 standard output cannot be written, 75 another
 daemon has the directory, 77 not allowed, 78 mistakes in the configuration.
-ibarr status --check exits as a plug-in of Nagios does: 0 all works, 1 degraded, 2 failed, 3 the daemon cannot be asked.";
+ibarr status --check exits as a plug-in of Nagios does: 0 all works, 1 degraded, 2 failed, 3 not known, or
+the daemon cannot be asked.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -114,9 +115,12 @@ enum Command {
     /// Show what works, what does not work since when and why, and what to do
     Status {
         /// Print one line as a plug-in of Nagios, and exit with 0 if all works, 1 if something is
-        /// degraded, 2 if something has failed, 3 if the daemon cannot be asked
+        /// degraded, 2 if something has failed, 3 if it is not known or the daemon cannot be asked
         #[arg(long, conflicts_with_all = ["watch", "all"])]
         check: bool,
+        /// Check again for at most this long, like 10s, until all works
+        #[arg(long, value_name = "TIME", requires = "check", value_parser = patience)]
+        wait: Option<Duration>,
         /// Print it again and again, every 2 seconds or as often as said, until it is interrupted
         #[arg(
             long,
@@ -275,22 +279,21 @@ struct Daemon {
     /// Directory of the daemon's control socket
     #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = process::RUN_DIR)]
     run_dir: PathBuf,
-    /// How long to wait for the daemon to answer, like 5s
-    #[arg(
-        long = "daemon-timeout",
-        value_name = "TIME",
-        default_value = "30s",
-        value_parser = patience
-    )]
-    patience: Duration,
+    /// How long to wait for the daemon to answer, like 5s [default: 30s, and 1500ms for status]
+    #[arg(long = "daemon-timeout", value_name = "TIME", value_parser = patience)]
+    patience: Option<Duration>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
 
 impl Daemon {
+    fn patience(&self) -> Duration {
+        self.patience.unwrap_or(PATIENCE)
+    }
+
     fn connect(&self) -> Result<Connection, Failure> {
-        let connection = Connection::open(&self.run_dir, self.patience);
+        let connection = Connection::open(&self.run_dir, self.patience());
         connection.map_err(|failure| ask::with_reason(failure, self))
     }
 
@@ -324,7 +327,7 @@ pub fn main() -> ExitCode {
             ask::ask(&daemon, &Request::Path { path })
         }
         Command::Ports(daemon) => ask::ask(&daemon, &Request::Ports),
-        Command::Status { check: true, daemon, .. } => status::check(&daemon),
+        Command::Status { check: true, wait, daemon, .. } => status::check(&daemon, wait),
         Command::Status { watch: Some(seconds), all, daemon, .. } => {
             status::watch(&daemon, Duration::from_secs(seconds.into()), all)
         }

@@ -4,13 +4,15 @@
 
 use std::io::{IsTerminal as _, stdout};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ibarr_proto::health;
 
 use super::print::line;
 use super::{Daemon, Exit, ask, print};
-use crate::control::messages::{Body, HealthReason, Request, Status, SubsystemHealth};
+use crate::control::messages::{
+    Body, Failure, HealthReason, Request, Seconds, Status, SubsystemHealth,
+};
 
 /// The most lines of one kind on a screen.
 const LINES: usize = 4;
@@ -18,17 +20,32 @@ const LINES: usize = 4;
 /// Names on one line.
 const NAMES: usize = 6;
 
+/// How long the daemon may take to answer, unless the user says: a plug-in of a monitoring system has to end within
+/// seconds, also if the daemon hangs.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+/// The pause before `--wait` checks again.
+const AGAIN: Duration = Duration::from_millis(100);
+
 /// Clears a terminal and goes to its first line.
 const CLEAR: &[u8] = b"\x1b[H\x1b[2J";
 
 /// Prints the status once.
 pub(super) fn show(daemon: &Daemon, in_full: bool) -> Exit {
-    match daemon.ask(&Request::Status) {
-        Ok(Body::Status { status }) => {
+    match look(daemon) {
+        Ok(status) => {
             print(&status, daemon.json, in_full);
             Exit::Ok
         }
-        other => ask::fail(ask::unexpected(other), daemon.json),
+        Err(failure) => ask::fail(failure, daemon.json),
+    }
+}
+
+fn look(daemon: &Daemon) -> Result<Box<Status>, Failure> {
+    let patience = Some(daemon.patience.unwrap_or(PATIENCE));
+    match (Daemon { patience, ..daemon.clone() }).ask(&Request::Status) {
+        Ok(Body::Status { status }) => Ok(status),
+        other => Err(ask::unexpected(other)),
     }
 }
 
@@ -37,13 +54,12 @@ pub(super) fn show(daemon: &Daemon, in_full: bool) -> Exit {
 pub(super) fn watch(daemon: &Daemon, interval: Duration, in_full: bool) -> Exit {
     let clears = stdout().is_terminal() && !daemon.json;
     loop {
-        let status = daemon.ask(&Request::Status);
+        let status = look(daemon);
         if clears {
             print::write(CLEAR);
         }
         match status {
-            Ok(Body::Status { status }) => print(&status, daemon.json, in_full),
-            Ok(_) => return ask::fail(ask::unexpected(status), daemon.json),
+            Ok(status) => print(&status, daemon.json, in_full),
             Err(failure) if daemon.json => print::json(&failure.into()),
             Err(failure) => line(&failure.message),
         }
@@ -54,41 +70,64 @@ pub(super) fn watch(daemon: &Daemon, interval: Duration, in_full: bool) -> Exit 
     }
 }
 
-/// Prints one line as the plug-ins of Nagios do, and exits as they do.
-pub(super) fn check(daemon: &Daemon) -> Exit {
-    let status = match daemon.ask(&Request::Status) {
-        Ok(Body::Status { status }) => status,
-        other => {
-            let failure = ask::unexpected(other);
-            if daemon.json {
-                print::json(&failure.into());
-            } else {
-                line(&format!("IBARR UNKNOWN - {}", plain(&failure.message)));
-            }
-            return Exit::Unknown;
+/// Prints one line as the plug-ins of Nagios do, and exits as they do: at once, or when all works or `wait` is over.
+pub(super) fn check(daemon: &Daemon, wait: Option<Duration>) -> Exit {
+    let begun = Instant::now();
+    loop {
+        let status = look(daemon);
+        let exit = match status.as_deref().map(verdict) {
+            Ok(Some(health::State::Ok)) => Exit::Ok,
+            Ok(Some(health::State::Degraded)) => Exit::Warning,
+            Ok(Some(health::State::Failed)) => Exit::Critical,
+            Ok(None) | Err(_) => Exit::Unknown,
+        };
+        let left = wait.map(|wait| wait.saturating_sub(begun.elapsed()));
+        if exit != Exit::Ok
+            && let Some(left) = left.filter(|left| !left.is_zero())
+        {
+            thread::sleep(AGAIN.min(left));
+            continue;
         }
-    };
-    if daemon.json {
-        print::json(&Body::Status { status: status.clone() }.into());
-    } else {
-        line(&check_line(&status.health));
-    }
-    match worst(&status.health) {
-        None => Exit::Unknown,
-        Some(health::State::Ok) => Exit::Ok,
-        Some(health::State::Degraded) => Exit::Warning,
-        Some(health::State::Failed) => Exit::Critical,
+        match status {
+            Ok(status) if daemon.json => print::json(&Body::Status { status }.into()),
+            Ok(status) => line(&check_line(&status)),
+            Err(failure) if daemon.json => print::json(&failure.into()),
+            Err(failure) => line(&format!("IBARR UNKNOWN - {}", reason(&failure))),
+        }
+        return exit;
     }
 }
 
-/// `None` until the daemon is ready.
-pub(crate) fn worst(health: &[SubsystemHealth]) -> Option<health::State> {
-    health.iter().map(|subsystem| subsystem.state).max()
+/// Why the daemon cannot be asked: what the service manager knows of it, if it knows something.
+fn reason(failure: &Failure) -> String {
+    plain(failure.message.lines().last().unwrap_or_default())
 }
 
-fn check_line(health: &[SubsystemHealth]) -> String {
-    let Some(state) = worst(health) else {
-        return "IBARR UNKNOWN - the daemon is not ready yet".to_owned();
+/// The worst state; `None` while what is not known yet could be worse.
+pub(crate) fn verdict(status: &Status) -> Option<health::State> {
+    let worst = status.health.iter().map(|subsystem| subsystem.state).max();
+    let is_sure = status.unknown.is_empty() || worst == Some(health::State::Failed);
+    worst.filter(|_| is_sure)
+}
+
+/// A verdict in words.
+pub(crate) fn named(verdict: Option<health::State>) -> String {
+    verdict.map_or("not known yet".to_owned(), |state| state.to_string())
+}
+
+/// Which daemon this is.
+pub(crate) fn head(version: &str, node: Option<&str>, pid: u32, uptime: Seconds) -> String {
+    let on = node.map_or(String::new(), |node| format!(" on {node}"));
+    let uptime = humantime::format_duration(uptime.into());
+    format!("ibarr {version}{on}, pid {pid}, up {uptime}")
+}
+
+fn check_line(status: &Status) -> String {
+    let Status { health, unknown, .. } = status;
+    let Some(state) = verdict(status) else {
+        let awaited = unknown.iter().map(|unknown| format!("{unknown}: {}", unknown.awaited));
+        let awaited = awaited.collect::<Vec<_>>().join("; ");
+        return format!("IBARR UNKNOWN - not known yet: {}", plain(&awaited));
     };
     let word = match state {
         health::State::Ok => "OK",
@@ -142,9 +181,8 @@ fn print(status: &Status, json: bool, in_full: bool) {
 
 /// One line for what works, and two for each reason.
 fn health(status: &Status, in_full: bool) {
-    let uptime = humantime::format_duration(status.uptime_s.into());
-    let worst = worst(&status.health).map_or("not ready yet".to_owned(), |state| state.to_string());
-    line(&format!("ibarr {}, pid {}, up {uptime}: {worst}", status.version, status.pid));
+    let head = head(&status.version, status.node.as_deref(), status.pid, status.uptime_s);
+    line(&format!("{head}: {}", named(verdict(status))));
     let healthy = status.health.iter().filter(|subsystem| subsystem.state == health::State::Ok);
     let names = names(
         healthy.map(ToString::to_string).collect(),
@@ -169,6 +207,10 @@ fn health(status: &Status, in_full: bool) {
         line(&format!("          remedy: {remedy}"));
     }
     more(reasons.len().saturating_sub(most), "reasons");
+    for unknown in status.unknown.iter().take(most) {
+        line(&format!("unknown   {unknown}: {}", unknown.awaited));
+    }
+    more(status.unknown.len().saturating_sub(most), "subsystems that are not known yet");
 }
 
 /// One line for each thing, as far as they fit.

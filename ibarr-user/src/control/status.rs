@@ -29,6 +29,9 @@ use crate::transport::local_service::SocketState;
 pub struct Status {
     /// Version of the daemon.
     pub version: String,
+    /// Host name of the node when the daemon started.
+    #[serde(default)]
+    pub node: Option<String>,
     /// Process id of the daemon.
     pub pid: u32,
     /// Seconds since the daemon started.
@@ -39,9 +42,12 @@ pub struct Status {
     pub reloaded_ago_s: Option<Seconds>,
     /// The last reload, if it failed.
     pub failed_reload: Option<FailedReload>,
-    /// What works and what does not, by subsystem; empty until the daemon is ready.
+    /// What works and what does not, by subsystem, as far as it is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub health: Vec<SubsystemHealth>,
+    /// The subsystems of which it is not known yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<UnknownSubsystem>,
     /// The server sockets of the ip2gid port.
     pub servers: Vec<ServerStatus>,
     /// State of the socket to the kernel's RDMA core.
@@ -104,6 +110,26 @@ pub struct SubsystemHealth {
 }
 
 impl fmt::Display for SubsystemHealth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.subsystem)?;
+        self.of.as_ref().map_or(Ok(()), |of| write!(f, " {of}"))
+    }
+}
+
+/// A subsystem that has yet to say whether it works.
+#[skip_serializing_none]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct UnknownSubsystem {
+    /// Its name, such as `acm`.
+    pub subsystem: String,
+    /// The interface or port, if there is one for each.
+    pub of: Option<String>,
+    /// What is going on, for people.
+    pub awaited: String,
+}
+
+impl fmt::Display for UnknownSubsystem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.subsystem)?;
         self.of.as_ref().map_or(Ok(()), |of| write!(f, " {of}"))
@@ -350,13 +376,16 @@ pub struct UsersStatus {
 pub struct Top {
     /// Version of the daemon.
     pub version: String,
+    /// Host name of the node when the daemon started.
+    #[serde(default)]
+    pub node: Option<String>,
     /// Process id of the daemon.
     pub pid: u32,
     /// Seconds since the daemon started.
     pub uptime_s: Seconds,
     /// The interval; absent if there is only one look at this daemon, and so no rate.
     pub interval_ms: Option<Elapsed>,
-    /// The worst state of a subsystem; absent until the daemon is ready.
+    /// The worst state of a subsystem; absent while it is not known.
     pub health: Option<health::State>,
     /// What is wrong, such as `sa mlx5_0/1: sa-silent`.
     pub causes: Vec<String>,

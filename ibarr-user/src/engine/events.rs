@@ -44,6 +44,11 @@ impl DeviceEvents {
         }
     }
 
+    /// Whether it is known whether events of a device arrive.
+    pub(super) fn is_known(&self, device: DeviceName) -> bool {
+        self.events.is_none() || self.devices.contains_key(&device)
+    }
+
     /// Why events of a device that was opened do not arrive.
     pub(super) fn failure(&self, device: DeviceName) -> Option<Fault> {
         self.devices.get(&device)?.clone().err()

@@ -5,12 +5,14 @@
 use ibarr_common::Instant;
 pub(super) use ibarr_proto::health::Input;
 use ibarr_proto::health::{
-    self, Cause, Configuration, Control, Device, Event, Health, Listener, Peers, Socket,
+    self, Cause, Configuration, Control, Device, Event, GroupUnknown, Health, Listener, Peers,
+    Socket, Subsystem,
 };
 use ibarr_proto::node::Node;
 use nix::unistd::geteuid;
 use tracing::{info, warn};
 
+use super::Engine;
 use super::acm::Acm;
 use super::kernel::Kernel;
 use super::queries::Queries;
@@ -22,7 +24,7 @@ use crate::bpf::Responder;
 use crate::causes::{Fault, escaped};
 use crate::config::Serve;
 use crate::control::access::GroupId;
-use crate::control::messages::{HealthReason, SubsystemHealth};
+use crate::control::messages::{HealthReason, SubsystemHealth, UnknownSubsystem};
 use crate::logging::ids;
 use crate::transport;
 use crate::transport::rtnetlink;
@@ -41,7 +43,7 @@ pub(super) fn kernel(kernel: &Kernel, settings: &Settings) -> Input {
     Input::Kernel(health::Kernel {
         silent: kernel.socket.status().1,
         nudges_fail: nudge.and_then(|last| last.clone().err()),
-        listeners: kernel.socket.listeners().into_iter().map(printable).collect(),
+        listeners: kernel.socket.listeners().into_iter().flatten().map(printable).collect(),
     })
 }
 
@@ -96,6 +98,40 @@ pub(super) fn acm(acm: &Acm, settings: &Settings) -> Input {
     })
 }
 
+/// The parts that have yet to say whether they work.
+pub(super) fn unsettled(engine: &Engine) -> Vec<Input> {
+    let Engine { node, kernel, servers, responder, rdma, acm, service, .. } = engine;
+    let mut unsettled = Vec::new();
+    let mut add = |is_so: bool, subsystem, why: &str| {
+        unsettled.extend(is_so.then(|| Input::Unsettled(subsystem, Fault::new(why))));
+    };
+    match &rdma.unread {
+        None => add(true, Subsystem::LocalView, "RDMA devices are being listed"),
+        Some(unread) => unread.iter().for_each(|device| {
+            add(true, Subsystem::LocalView, &format!("the ports of {device} are being read"));
+        }),
+    }
+    for (_, port, ..) in node.paths().ports() {
+        let is_known = rdma.device_events.is_known(port.device);
+        add(!is_known, Subsystem::Sa(port), "the device is being opened for its events");
+    }
+    let searches = kernel.socket.listeners().is_none();
+    add(searches, Subsystem::Kernel, "other listeners are being searched for");
+    add(!servers.have_started(), Subsystem::Peers, "the sockets are being opened");
+    add(!responder.is_settled(), Subsystem::Responder, "the sockets are being guarded");
+    let group = service.control.access.group();
+    let is_asked = group == GroupId::Unknown(GroupUnknown::NoAnswerYet);
+    add(is_asked, Subsystem::Control, "group ibarr is being looked up");
+    add(
+        !service.metrics.has_tried(),
+        Subsystem::Control,
+        "the address of the metrics is being opened",
+    );
+    add(!acm.sockets.is_settled(), Subsystem::Acm, "the sockets are being opened");
+    add(acm.preloads.reading.is_some(), Subsystem::Acm, "hosts and routes are being read");
+    unsettled
+}
+
 pub(super) fn counted(
     service: &Service,
     queries: &Queries,
@@ -139,6 +175,16 @@ pub(super) fn status(now: Instant, health: &Health) -> Vec<SubsystemHealth> {
         reasons: report.reasons.into_iter().map(reason).collect(),
     });
     report.collect()
+}
+
+/// The subsystems without a verdict.
+pub(super) fn unknown(health: &Health) -> Vec<UnknownSubsystem> {
+    let unknown = health.unknown().map(|(subsystem, awaited)| UnknownSubsystem {
+        subsystem: subsystem.name().to_owned(),
+        of: subsystem.object(),
+        awaited: awaited.to_string(),
+    });
+    unknown.collect()
 }
 
 /// The reasons of all subsystems.

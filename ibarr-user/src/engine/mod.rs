@@ -196,7 +196,12 @@ impl Engine {
             queries: Queries::new(Sockets::new(incoming_sender, Arc::clone(&counters)), routes),
             servers: Servers::start(udp_port, servers, batches, Arc::clone(&counters)),
             responder,
-            rdma: Rdma { ports, umads: Umads::new(mad_sender, counters), device_events },
+            rdma: Rdma {
+                ports,
+                umads: Umads::new(mad_sender, counters),
+                device_events,
+                unread: None,
+            },
             acm,
             snapshots,
             users: Users::default(),
@@ -213,8 +218,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Runs until a signal ends it. It is ready when the node's addresses are known, and each
-    /// server socket, the BPF responder and the sockets of ACM work or have reported why not.
+    /// Runs until a signal ends it. It answers from the start, and is ready when its
+    /// [health](ibarr_proto::health::Health::is_ready) is known.
     pub(crate) async fn run(mut self, asks: mpsc::Receiver<Ask>, signals: Signals) {
         self.inputs.add(asks, Input::Ask);
         self.inputs.add_signals(signals);
@@ -229,9 +234,12 @@ impl Engine {
                 // Servers and other tasks run on this thread.
                 yield_now().await;
             }
-            if !was_ready && self.is_ready() {
+            if !was_ready && self.node.health().is_ready() {
                 was_ready = true;
                 info!(message_id = ids::READY, "ready");
+                for (subsystem, why) in self.node.health().unknown() {
+                    warn!(%subsystem, "not known yet: {why}");
+                }
                 self.service.systemd.ready(summary::of(&self.status(now)));
             }
         }
@@ -292,13 +300,6 @@ impl Engine {
         node.responder().is_settled() && responder.is_settled() && !node.client().inherits()
     }
 
-    fn is_ready(&self) -> bool {
-        self.node.view().confirmed_at().is_some()
-            && self.servers.have_started()
-            && self.are_programs_settled()
-            && self.acm.sockets.is_settled()
-    }
-
     /// Answers the queries that are read already.
     async fn answer_last(&mut self) {
         let tasks = self.servers.finish();
@@ -315,12 +316,10 @@ impl Engine {
 
     /// Has the health assessed if that is due.
     fn assess(&mut self, now: Instant) {
-        if !self.node.health().has_assessed() && self.is_ready() {
-            self.node.handle_input(now, node::Input::Health(health::Input::Ready));
-        }
         if !self.node.health().is_due(now) {
             return;
         }
+        let unsettled = health::unsettled(self);
         let Self { node, queries, servers, responder, settings, service, .. } = self;
         let facts = [
             health::configuration(settings),
@@ -332,7 +331,7 @@ impl Engine {
             health::acm(&self.acm, settings),
         ];
         let counted = health::counted(service, queries, servers, responder);
-        for input in facts.into_iter().chain(counted) {
+        for input in facts.into_iter().chain(counted).chain(unsettled) {
             node.handle_input(now, node::Input::Health(input));
         }
         node.assess(now);
@@ -417,7 +416,7 @@ impl Io<Input> for Engine {
         match output {
             Output::View(request) => self.watch.ask(request),
             Output::Changed(event) => {
-                report::log(&event);
+                report::log(node, &event);
                 if let local_view::Event::Served(_) | local_view::Event::NotServed(_) = event {
                     let served = node.view().served();
                     self.servers.serve_in(&served.filter_map(|served| served.vrf).collect());

@@ -2,7 +2,10 @@
 
 //! Ports, their MADs and their events.
 
+use std::collections::BTreeSet;
+
 use ibarr_common::Instant;
+use ibarr_common::ib::DeviceName;
 use ibarr_proto::health::Missing;
 use ibarr_proto::node::Node;
 use ibarr_proto::paths::{Input, PortFacts, PortName};
@@ -21,6 +24,8 @@ pub(super) struct Rdma {
     pub(super) ports: Ports,
     pub(super) umads: Umads,
     pub(super) device_events: DeviceEvents,
+    /// The devices whose ports have yet to be read; `None` before it is known which there are.
+    pub(super) unread: Option<BTreeSet<DeviceName>>,
 }
 
 impl Rdma {
@@ -39,6 +44,12 @@ impl Rdma {
                 let Some(port) = self.umads.index(name) else { return };
                 self.umads.close(port);
                 tell(node, now, Input::PortGone { port });
+            }
+            ports::Event::Listed(devices) => self.unread = Some(devices.into_iter().collect()),
+            ports::Event::Read(device) => {
+                if let Some(unread) = &mut self.unread {
+                    unread.remove(&device);
+                }
             }
         }
     }

@@ -5,13 +5,14 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
+use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Family;
 use ibarr_proto::ip2gid::client::Slow;
 use ibarr_proto::local_view::neighbours::Neighbour;
 use ibarr_proto::local_view::routing::WayBack;
 use ibarr_proto::local_view::{Event, Interface, LinkHeader};
+use ibarr_proto::node::Node;
 use ibarr_proto::{counters, local_service, paths, sa, shares};
 use tracing::{debug, info};
 
@@ -25,14 +26,14 @@ use crate::control::messages::{
 };
 
 /// Logs a change of this node's answers.
-pub(super) fn log(event: &Event) {
+pub(super) fn log(node: &Node, event: &Event) {
     let (Event::Added(owned) | Event::Changed(owned) | Event::Removed(owned)) = event else {
         return;
     };
-    let (address, ifindex) = (owned.address, owned.ifindex);
+    let (address, interface) = (owned.address, name_of(node, owned.ifindex));
     match (event, owned.gid) {
-        (Event::Added(_), Some(gid)) => info!(ip = %address, %gid, %ifindex, "answering"),
-        (Event::Changed(_), Some(gid)) => info!(ip = %address, %gid, %ifindex, "now answering"),
+        (Event::Added(_), Some(gid)) => info!(ip = %address, %gid, interface, "answering"),
+        (Event::Changed(_), Some(gid)) => info!(ip = %address, %gid, interface, "now answering"),
         (Event::Changed(_), None) => info!(ip = %address, "not answering"),
         (Event::Removed(_), Some(_)) => info!(ip = %address, "no longer answering"),
         (_, None) => debug!(ip = %address, ?event, "no GID"),
@@ -40,11 +41,17 @@ pub(super) fn log(event: &Event) {
     }
 }
 
+/// The name of an interface, or its number if it is gone.
+fn name_of(node: &Node, ifindex: IfIndex) -> String {
+    interface_name(node, ifindex).unwrap_or_else(|| format!("#{ifindex}"))
+}
+
 impl Engine {
     pub(super) fn status(&self, now: Instant) -> Status {
         let load = self.node.client().load();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            node: self.service.node.clone(),
             pid: std::process::id(),
             uptime_s: now.since(self.service.started).into(),
             config: (!self.settings.config.files.is_empty())
@@ -55,6 +62,7 @@ impl Engine {
                 message: failed.message.clone(),
             }),
             health: health::status(now, self.node.health()),
+            unknown: health::unknown(self.node.health()),
             warnings: health::warnings(self.node.health()),
             servers: self.servers.status(),
             local_service: self.local_service_status(),
@@ -72,8 +80,7 @@ impl Engine {
     }
 
     fn slowest_peers(&self, now: Instant) -> Vec<SlowPeer> {
-        let name =
-            |ifindex| interface_name(&self.node, ifindex).unwrap_or_else(|| format!("#{ifindex}"));
+        let name = |ifindex| name_of(&self.node, ifindex);
         let peer = |Slow { question, took, at }: Slow| SlowPeer {
             ip: question.target(),
             interface: question.egress().map(name),
@@ -137,7 +144,7 @@ impl Engine {
             waiting: self.node.local_service().load().waiting,
             nudges,
             nudge_interface,
-            listeners: self.kernel.socket.listeners(),
+            listeners: self.kernel.socket.listeners().unwrap_or_default(),
         }
     }
 

@@ -14,6 +14,8 @@ use crate::transport::Counter;
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) started: Instant,
+    /// The host name at the start, for people.
+    pub(crate) node: Option<String>,
     /// Set by a signal.
     pub(crate) ends_at: Option<Instant>,
     pub(crate) control: Control,

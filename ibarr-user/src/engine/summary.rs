@@ -13,6 +13,8 @@ const NAMES: usize = 4;
 pub(super) fn of(status: &Status) -> String {
     let mut parts = Vec::new();
     parts.extend(worst(&status.health));
+    let unknown = names(status.unknown.iter().map(ToString::to_string));
+    parts.extend(unknown.map(|names| format!("not known yet: {names}")));
     let active: Vec<_> = status.ports.iter().filter(|port| port.active).collect();
     if !active.is_empty() {
         parts.push(count(active.len(), "port"));

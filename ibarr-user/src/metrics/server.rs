@@ -121,6 +121,11 @@ impl Server {
     pub(crate) fn failure(&self) -> Option<Fault> {
         self.failure.borrow().clone()
     }
+
+    /// Whether the thread has tried to serve them.
+    pub(crate) fn has_tried(&self) -> bool {
+        self.failure.has_changed().unwrap_or(true)
+    }
 }
 
 /// The documents, from the engine.

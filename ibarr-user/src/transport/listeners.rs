@@ -17,9 +17,9 @@ use tracing::{debug, info, warn};
 const INTERVAL: Duration = Duration::from_mins(1);
 
 /// Searches from time to time, until the receiver is dropped. `inode` is that of our own socket.
-/// Must be called within a runtime.
-pub(crate) fn watch(inode: u64) -> watch::Receiver<Vec<Listener>> {
-    let (sender, receiver) = watch::channel(Vec::new());
+/// Until the first search has ended, there is no list. Must be called within a runtime.
+pub(crate) fn watch(inode: u64) -> watch::Receiver<Option<Vec<Listener>>> {
+    let (sender, receiver) = watch::channel(None);
     tokio::spawn(async move {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -32,9 +32,12 @@ pub(crate) fn watch(inode: u64) -> watch::Receiver<Vec<Listener>> {
             let look = tokio::task::spawn_blocking(move || find(RDMA, GROUP, inode));
             match look.await {
                 Ok(Ok(listeners)) => {
-                    sender.send_if_modified(|old| report(old, listeners));
+                    sender.send_modify(|old| report(old.get_or_insert_default(), listeners));
                 }
-                Ok(Err(error)) => debug!(%error, "cannot search for other listeners"),
+                Ok(Err(error)) => {
+                    debug!(%error, "cannot search for other listeners");
+                    sender.send_modify(|old| *old = Some(old.take().unwrap_or_default()));
+                }
                 Err(_) => return,
             }
         }
@@ -42,8 +45,8 @@ pub(crate) fn watch(inode: u64) -> watch::Receiver<Vec<Listener>> {
     receiver
 }
 
-/// Logs differences, and returns whether there are any.
-fn report(old: &mut Vec<Listener>, new: Vec<Listener>) -> bool {
+/// Logs each listener that is new or gone.
+fn report(old: &mut Vec<Listener>, new: Vec<Listener>) {
     for listener in new.iter().filter(|listener| !old.contains(listener)) {
         // A process chooses its name, so the log escapes it.
         let Listener { pid, name } = listener;
@@ -61,9 +64,7 @@ fn report(old: &mut Vec<Listener>, new: Vec<Listener>) -> bool {
             "local service: a process no longer receives the kernel's requests"
         );
     }
-    let changed = *old != new;
     *old = new;
-    changed
 }
 
 /// `NETLINK_RDMA`.

@@ -36,7 +36,7 @@ pub(crate) struct LocalService {
 
 #[derive(Debug)]
 enum State {
-    Open(Socket, Option<watch::Receiver<Vec<Listener>>>),
+    Open(Socket, Option<watch::Receiver<Option<Vec<Listener>>>>),
     Closed(KernelSilent, Closed),
 }
 
@@ -141,11 +141,11 @@ impl LocalService {
         }
     }
 
-    /// Other listeners, as of the last search.
-    pub(crate) fn listeners(&self) -> Vec<Listener> {
+    /// Other listeners, as of the last search; `None` before the first one has ended.
+    pub(crate) fn listeners(&self) -> Option<Vec<Listener>> {
         match &self.state {
             State::Open(_, Some(others)) => others.borrow().clone(),
-            _ => Vec::new(),
+            _ => Some(Vec::new()),
         }
     }
 

@@ -53,6 +53,10 @@ pub(crate) enum Event {
     },
     /// A port was removed.
     Gone(PortName),
+    /// The devices that were there at the start.
+    Listed(Vec<DeviceName>),
+    /// The ports of a device have been read.
+    Read(DeviceName),
 }
 
 /// Held by the user of a umad device. When it is dropped, the device is opened again.
@@ -140,10 +144,15 @@ impl Watch {
     /// Starts a thread for each device that appears.
     fn devices(self) {
         let mut watched: BTreeMap<DeviceName, thread::JoinHandle<()>> = BTreeMap::new();
-        let mut pokes = 0;
+        let (mut pokes, mut is_first) = (0, true);
         loop {
             watched.retain(|_, thread| !thread.is_finished());
-            for device in names::<DeviceName>(&self.dirs.sys.join("class/infiniband")) {
+            let devices: Vec<_> = names(&self.dirs.sys.join("class/infiniband")).collect();
+            if std::mem::take(&mut is_first) {
+                // The engine is gone if nobody receives it; the poke then ends this thread.
+                drop(self.events.blocking_send(Event::Listed(devices.clone())));
+            }
+            for device in devices {
                 if watched.contains_key(&device) {
                     continue;
                 }
@@ -165,7 +174,7 @@ impl Watch {
     /// Watches the ports of a device until it is removed.
     fn device(&self, device: DeviceName) {
         let mut told: BTreeMap<PortName, LastReport> = BTreeMap::new();
-        let mut pokes = 0;
+        let (mut pokes, mut is_first) = (0, true);
         loop {
             let dir = self.dirs.sys.join("class/infiniband").join(device.as_str()).join("ports");
             let is_there = dir.exists();
@@ -186,6 +195,11 @@ impl Watch {
                 if self.events.blocking_send(Event::Gone(name)).is_err() {
                     return;
                 }
+            }
+            if std::mem::take(&mut is_first)
+                && self.events.blocking_send(Event::Read(device)).is_err()
+            {
+                return;
             }
             if !is_there || !self.poke.wait(&mut pokes, PERIOD) {
                 return;
@@ -439,6 +453,18 @@ mod tests {
     }
 
     #[test]
+    fn devices_are_listed_first_and_read_when_their_ports_are_told() {
+        let sys = Sys::new();
+        fs::remove_dir_all(sys.0.path().join("class/infiniband/mlx5_10")).unwrap();
+        let (_ports, mut events) = Ports::start(sys.dirs()).unwrap();
+        let device = name("mlx5_1").device;
+        let mut next = || events.blocking_recv().unwrap();
+        assert!(matches!(next(), Event::Listed(devices) if devices == [device]));
+        assert!(matches!(next(), Event::Port { name, .. } if name.device == device));
+        assert!(matches!(next(), Event::Read(read) if read == device));
+    }
+
+    #[test]
     fn only_changes_are_reported() {
         let sys = Sys::new();
         // In real sysfs, a device is a symbolic link.
@@ -448,13 +474,15 @@ mod tests {
         fs::remove_dir_all(class.join("mlx5_10")).unwrap();
         let (ports, mut events) = Ports::start(sys.dirs()).unwrap();
         let mut next = || {
-            let event = events.blocking_recv().unwrap();
-            match event {
-                Event::Port { name, facts, opened: None, blocked } => {
-                    (name, Some((facts.sm_lid.map(Lid::get), blocked.is_some())))
+            loop {
+                match events.blocking_recv().unwrap() {
+                    Event::Port { name, facts, opened: None, blocked } => {
+                        return (name, Some((facts.sm_lid.map(Lid::get), blocked.is_some())));
+                    }
+                    Event::Gone(name) => return (name, None),
+                    Event::Listed(_) | Event::Read(_) => {}
+                    event @ Event::Port { .. } => panic!("{event:?}"),
                 }
-                Event::Gone(name) => (name, None),
-                event @ Event::Port { .. } => panic!("{event:?}"),
             }
         };
         assert_eq!(next(), (name("mlx5_1"), Some((Some(1), true))));

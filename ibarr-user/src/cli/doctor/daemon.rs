@@ -12,6 +12,7 @@ use nix::sys::utsname::uname;
 use nix::unistd::{Uid, User};
 
 use crate::bpf::charges_maps;
+use crate::cli::status::head;
 use crate::control::messages::{
     Check, CheckState, HealthReason, PathAnswer, PortStatus, Status, SubsystemHealth,
 };
@@ -19,13 +20,21 @@ use crate::regular_file::text;
 
 /// Examines the daemon. `proc` is where procfs is mounted.
 pub(super) fn checks(status: &Status, proc: &Path) -> Vec<Check> {
-    let daemon = Check::ok("daemon", format!("version {}, pid {}", status.version, status.pid));
-    let process = proc.join(status.pid.to_string());
+    let Status { version, node, pid, uptime_s, .. } = status;
+    let daemon = Check::ok("daemon", head(version, node.as_deref(), *pid, *uptime_s));
+    let process = proc.join(pid.to_string());
     let health = status.health.iter().flat_map(health);
+    let unknown = status.unknown.iter().map(|unknown| {
+        Check::skipped(
+            &unknown.subsystem,
+            format!("{unknown} is not known yet: {}", unknown.awaited),
+        )
+    });
     let kernel = uname().ok().map(|kernel| kernel.release().to_string_lossy().into_owned());
     [daemon, rights(&process), limits(&process, kernel.as_deref())]
         .into_iter()
         .chain(health)
+        .chain(unknown)
         .collect()
 }
 

@@ -241,7 +241,7 @@ fn address(report: &mut Report, dirs: &Dirs, of: &Destination) -> Option<Target>
 }
 
 fn request(daemon: &Daemon, request: &Request) -> Result<Body, Failure> {
-    client::ask(&daemon.run_dir, request, daemon.patience)
+    client::ask(&daemon.run_dir, request, daemon.patience())
 }
 
 fn status(daemon: &Daemon) -> Result<Status, Failure> {

@@ -161,8 +161,8 @@ fn resolve(
 /// What the daemon has learned.
 fn remembered(daemon: &Daemon) -> Result<BTreeMap<IpAddr, Gid>, Failure> {
     // A daemon that hangs delays the answers of its peers no longer than this.
-    let patience = daemon.patience.min(Duration::from_secs(5));
-    let mut connection = Daemon { patience, ..daemon.clone() }.connect()?;
+    let patience = daemon.patience().min(Duration::from_secs(5));
+    let mut connection = Daemon { patience: Some(patience), ..daemon.clone() }.connect()?;
     let (mut all, mut after) = (BTreeMap::new(), None::<AddressMark>);
     loop {
         let Body::Cache { entries, next } = connection.ask(&Request::Cache { after }, |_| ())?

@@ -72,7 +72,7 @@ fn unanswered(failure: &Failure) -> String {
 
 /// Asks the daemon, on a connection of its own, because the last daemon may be gone.
 fn look(daemon: &Daemon, begun: Instant) -> Result<Sample, Failure> {
-    let mut connection = Connection::open(&daemon.run_dir, daemon.patience)?;
+    let mut connection = Connection::open(&daemon.run_dir, daemon.patience())?;
     let Body::Counters { counters } = connection.ask(&Request::Counters, |_| ())? else {
         return Err(ask::other_version());
     };

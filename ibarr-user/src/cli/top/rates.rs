@@ -33,10 +33,11 @@ pub(super) fn top(before: Option<&Sample>, after: &Sample) -> Top {
     let Sample { status, .. } = after;
     Top {
         version: status.version.clone(),
+        node: status.node.clone(),
         pid: status.pid,
         uptime_s: status.uptime_s,
         interval_ms: passed.map(Elapsed),
-        health: status::worst(&status.health),
+        health: status::verdict(status),
         causes: causes(status),
         requests: REQUESTS.iter().map(|kind| interval.requests(kind)).collect(),
         answers: interval.answers(),

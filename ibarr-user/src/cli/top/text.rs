@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ibarr_proto::health;
 
+use crate::cli::status;
 use crate::cli::table::Table;
 use crate::control::messages::{
     AnswerRate, Answerer, ErrorRate, Millis, PortRate, Probing, RequestKind, RequestRate, SlowPeer,
@@ -23,7 +24,7 @@ pub(super) struct Line {
 /// What a line is, which decides how a terminal shows it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
-    /// The daemon's state; `None` if it is not ready.
+    /// The daemon's state; `None` if it is not known.
     State(Option<health::State>),
     Head,
     Row,
@@ -36,12 +37,12 @@ const PEERS: usize = 5;
 const NAME: usize = 24;
 
 pub(super) fn lines(top: &Top) -> Vec<Line> {
-    let uptime = humantime::format_duration(top.uptime_s.into());
-    let state = top.health.map_or("not ready yet".to_owned(), |state| state.to_string());
+    let head = status::head(&top.version, top.node.as_deref(), top.pid, top.uptime_s);
+    let state = status::named(top.health);
     let over = top.interval_ms.map_or("rates follow".to_owned(), |interval| {
         format!("rates over {:.2} s", interval.0.as_secs_f64())
     });
-    let text = format!("ibarr {}, pid {}, up {uptime}: {state}; {over}", top.version, top.pid);
+    let text = format!("{head}: {state}; {over}");
     let kind = Kind::State(top.health);
     let causes = top.causes.iter().map(|cause| format!("    {cause}"));
     let mut lines: Vec<_> = once(text).chain(causes).map(|text| Line { text, kind }).collect();
@@ -158,7 +159,7 @@ mod tests {
     #[test]
     fn page_shows_each_value_in_its_column_and_none_as_a_dash() {
         let top = serde_json::from_value(json!({
-            "version": "1.0.0", "pid": 7, "uptime-s": 3661, "interval-ms": 1003.2,
+            "version": "1.0.0", "node": "node7", "pid": 7, "uptime-s": 3661, "interval-ms": 1003.2,
             "health": "degraded", "causes": ["sa mlx5_0/1: sa-silent"],
             "requests": [
                 { "what": "kernel-addresses", "per-s": 12.04, "failed-per-s": 0.5,
@@ -179,7 +180,7 @@ mod tests {
         assert_eq!(
             text.join("\n"),
             "\
-ibarr 1.0.0, pid 7, up 1h 1m 1s: degraded; rates over 1.00 s
+ibarr 1.0.0 on node7, pid 7, up 1h 1m 1s: degraded; rates over 1.00 s
     sa mlx5_0/1: sa-silent
 
 requests                  per second  failed  from memory  in all
