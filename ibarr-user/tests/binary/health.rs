@@ -2,9 +2,12 @@
 
 //! What the daemon says of its health, and how `ibarr status --check` exits.
 
+use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Output;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use crate::kernel::{CONFIG, command, pair};
@@ -24,7 +27,7 @@ fn until(daemon: &Daemon, code: i32) -> String {
             return line;
         }
         assert!(begun.elapsed() < PATIENCE, "not {code}, but {exit:?}: {line}");
-        std::thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -91,4 +94,56 @@ fn check_without_a_daemon_is_unknown_and_exits_3() {
         (output.status.code(), &json(&output)["error"]["kind"]),
         (Some(3), &"unreachable".into())
     );
+}
+
+#[test]
+fn daemon_is_judged_as_soon_as_it_is_ready() {
+    let dir = TempDir::new("health-good");
+    let _port = Port::new(&dir);
+    let (_kernel, inherited) = pair();
+    let daemon = Daemon::spawn(command(&dir, inherited), &dir, CONFIG);
+    let (code, line) = checked(&daemon);
+    assert_eq!(code, Some(0), "{line}");
+
+    let dir = TempDir::new("health-taken");
+    let taken = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let daemon = Daemon::start(&dir, &format!("udp-port = {port}\n"));
+    let status = json(&daemon.ask(&["status", "--json"]))["status"].clone();
+    assert_eq!(status.get("unknown"), None, "{status}");
+    let health = status["health"].as_array().unwrap().iter();
+    let peers = health.clone().find(|one| one["subsystem"] == "peers").unwrap();
+    assert_eq!(peers["state"], "degraded", "{status}");
+    assert_eq!(peers["reasons"][0]["cause"], "not-serving", "{status}");
+    assert!(!status["node"].as_str().unwrap().is_empty());
+}
+
+#[test]
+fn check_of_a_hung_daemon_ends_before_its_answer() {
+    let dir = TempDir::new("health-hung");
+    let _port = Port::new(&dir);
+    let (daemon, _kernel) = start(&dir, CONFIG);
+    kill(daemon.pid(), Signal::SIGSTOP).unwrap();
+    let (code, line) = checked(&daemon);
+    assert_eq!(code, Some(3), "{line}");
+    assert!(line.contains("did not answer within 1s 500ms"), "{line}");
+    assert_eq!(daemon.ask(&["status"]).status.code(), Some(69));
+    kill(daemon.pid(), Signal::SIGCONT).unwrap();
+}
+
+#[test]
+fn check_waits_until_all_works() {
+    let dir = TempDir::new("health-wait");
+    let run_dir = dir.0.to_str().unwrap().to_owned();
+    let arguments =
+        ["status", "--check", "--wait", "30s", "--run-dir", &run_dir].map(str::to_owned);
+    let waits = thread::spawn(move || ibarr(&arguments.each_ref().map(String::as_str)));
+    let _port = Port::new(&dir);
+    let (_daemon, _kernel) = start(&dir, CONFIG);
+    let (code, line) = said(&waits.join().unwrap());
+    assert_eq!(code, Some(0), "{line}");
+    let none = TempDir::new("health-wait-none");
+    let run_dir = none.0.to_str().unwrap();
+    let given_up = ibarr(&["status", "--check", "--wait", "1ms", "--run-dir", run_dir]);
+    assert_eq!(given_up.status.code(), Some(3));
 }
