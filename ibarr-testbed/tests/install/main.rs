@@ -11,6 +11,7 @@ mod configuration;
 mod container;
 mod documents;
 mod faults;
+mod health;
 mod journal;
 mod kernel;
 mod metrics;
