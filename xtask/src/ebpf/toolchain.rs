@@ -23,6 +23,7 @@ const RUST: tools::Set = tools::Set {
     programs: &[],
     packages: &["libstd-rust-web-dev-bpf", "rustc-web"],
     suites: &[],
+    only: &[],
 };
 
 /// The linker must be able to read the output of the LLVM of [`RUST`].

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::sources;
+use super::{Set, sources};
 use crate::process;
 
 pub(super) struct Apt {
@@ -29,8 +29,11 @@ pub(super) struct Fetched {
 const LISTS_MAX_AGE: Duration = Duration::from_hours(1);
 
 impl Apt {
-    /// apt in `dir`, with fresh package lists. It fetches `packages` even if the machine has them.
-    pub(super) fn new(dir: &Path, packages: &[&str], suites: &[&str]) -> Result<Self> {
+    /// apt in a directory of `tools`, with fresh package lists. It fetches the packages of `set` even if the
+    /// machine has them.
+    pub(super) fn new(tools: &Path, set: &Set) -> Result<Self> {
+        let Set { packages, suites, .. } = *set;
+        let dir = &tools.join("apt");
         let archives = dir.join("cache/archives");
         for made in [dir.join("lists/partial"), archives.join("partial"), dir.join("empty")] {
             fs::create_dir_all(&made)
@@ -56,17 +59,23 @@ impl Apt {
         Ok(apt)
     }
 
-    /// Downloads `packages` and those dependencies that the machine lacks. Prints each of them.
-    pub(super) fn fetch(&self, set: &str, packages: &[&str]) -> Result<Vec<Fetched>> {
+    /// Downloads the packages of `set` and those dependencies that the machine lacks. Prints each of them.
+    pub(super) fn fetch(&self, set: &Set) -> Result<Vec<Fetched>> {
+        let Set { name, packages, only, .. } = *set;
+        // A plan leaves out what an interrupted run has left here.
+        process::output(&mut self.get(&["clean"]))?;
         let install = ["install", "--yes", "--no-install-recommends"];
         let plan = process::output(self.get(&install).arg("--print-uris").args(packages))?;
-        let plan = plan.lines().filter_map(parse_uri).collect::<Vec<_>>();
+        let is_kept = |package: &Planned<'_>| {
+            only.is_empty() || only.iter().any(|begin| package.file.starts_with(begin))
+        };
+        let plan = plan.lines().filter_map(parse_uri).filter(is_kept).collect::<Vec<_>>();
         if let Some(libc) = plan.iter().find(|package| package.name() == "libc6") {
             bail!("it needs a newer C library ({}) than this system's", libc.version());
         }
         let size = plan.iter().map(|package| package.size).sum();
         eprintln!(
-            "tools: {set}: fetching {} Debian package{}, {}",
+            "tools: {name}: fetching {} Debian package{}, {}",
             plan.len(),
             if plan.len() == 1 { "" } else { "s" },
             megabytes(size)
@@ -75,7 +84,14 @@ impl Apt {
             let (name, version) = (package.name(), package.version());
             eprintln!("tools:   {name} {version}, {}", megabytes(package.size));
         }
-        process::output(self.get(&install).arg("--download-only").args(packages))?;
+        if only.is_empty() {
+            process::output(self.get(&install).arg("--download-only").args(packages))?;
+        } else {
+            let mut download = self.get(&["download"]);
+            download.current_dir(&self.archives);
+            download.args(plan.iter().map(Planned::wanted));
+            process::output(&mut download)?;
+        }
         Ok(plan
             .iter()
             .map(|package| Fetched {
@@ -178,6 +194,11 @@ fn parse_uri(line: &str) -> Option<Planned<'_>> {
 impl Planned<'_> {
     fn name(&self) -> &str {
         self.file.split('_').next().unwrap_or(self.file)
+    }
+
+    /// The package and its version, as apt takes them.
+    fn wanted(&self) -> String {
+        format!("{}={}", self.name(), self.version())
     }
 
     fn version(&self) -> String {

@@ -23,9 +23,9 @@ use anyhow::{Context as _, Result, bail};
 use self::apt::{Apt, Fetched};
 use self::sets::SETS;
 pub(crate) use self::sets::{
-    BPFTOOL, ETHTOOL, IPROUTE2, LIBFUZZER, LINUX_6_1, LINUX_6_12, LINUX_SOURCE, LOWDOWN,
-    MMDEBSTRAP, NFTABLES, NODE_EXPORTER, OPENSM, PERFTEST, PROMETHEUS, PYVERBS, QEMU, RDMA,
-    REPOSITORY, RPM, STRACE, TMUX, XZ,
+    BPFTOOL, ETHTOOL, IPROUTE2, LIBFUZZER, LINUX_5_10, LINUX_6_1, LINUX_6_12, LINUX_NEWEST,
+    LINUX_SOURCE, LOWDOWN, MMDEBSTRAP, NFTABLES, NODE_EXPORTER, OPENSM, PERFTEST, PROMETHEUS,
+    PYVERBS, QEMU, RDMA, REPOSITORY, RPM, STRACE, TMUX, XZ,
 };
 use crate::process;
 use crate::workspace::Workspace;
@@ -45,6 +45,9 @@ pub(crate) struct Set {
     /// `bookworm-backports`. A package is taken from them only as `package/suite`, or if no
     /// other suite has it.
     pub(crate) suites: &'static [&'static str],
+    /// How the names of those packages begin that are unpacked, if not all are: another release's kernel needs
+    /// no compiler of that release here.
+    pub(crate) only: &'static [&'static str],
 }
 
 /// List or fetch the tools that other commands use
@@ -241,8 +244,8 @@ impl Store {
         if which("apt-get").is_none() || which("dpkg-deb").is_none() {
             bail!("this system has no apt-get and dpkg-deb");
         }
-        let apt = Apt::new(&self.root.join("apt"), set.packages, set.suites)?;
-        let fetched = apt.fetch(set.name, set.packages)?;
+        let apt = Apt::new(&self.root, set)?;
+        let fetched = apt.fetch(set)?;
 
         // Unpack to another name and rename, so that an interrupted run leaves no incomplete prefix.
         let aside = self.root.join(format!("{}.partial", set.name));

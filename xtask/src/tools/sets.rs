@@ -11,6 +11,7 @@ pub(crate) const IPROUTE2: Set = Set {
     programs: &["ip", "tc", "bridge"],
     packages: &["iproute2"],
     suites: &[],
+    only: &[],
 };
 
 /// Tool for BPF programs and maps.
@@ -20,6 +21,7 @@ pub(crate) const BPFTOOL: Set = Set {
     programs: &["bpftool"],
     packages: &["bpftool"],
     suites: &[],
+    only: &[],
 };
 
 /// Tool for settings of drivers, for system tests.
@@ -29,6 +31,7 @@ pub(crate) const ETHTOOL: Set = Set {
     programs: &["ethtool"],
     packages: &["ethtool"],
     suites: &[],
+    only: &[],
 };
 
 /// A firewall, for tests of what `ibarr doctor` says of it.
@@ -38,6 +41,7 @@ pub(crate) const NFTABLES: Set = Set {
     programs: &["nft"],
     packages: &["nftables"],
     suites: &[],
+    only: &[],
 };
 
 /// Shows system calls, for the test of those of the engine's thread.
@@ -47,6 +51,7 @@ pub(crate) const STRACE: Set = Set {
     programs: &["strace"],
     packages: &["strace"],
     suites: &[],
+    only: &[],
 };
 
 /// A terminal for tests.
@@ -56,6 +61,7 @@ pub(crate) const TMUX: Set = Set {
     programs: &["tmux"],
     packages: &["tmux"],
     suites: &[],
+    only: &[],
 };
 
 /// Prometheus, whose promtool tests the alerts.
@@ -65,6 +71,7 @@ pub(crate) const PROMETHEUS: Set = Set {
     programs: &["promtool", "prometheus"],
     packages: &["prometheus"],
     suites: &[],
+    only: &[],
 };
 
 /// node_exporter, whose textfile collector reads the metrics.
@@ -74,6 +81,7 @@ pub(crate) const NODE_EXPORTER: Set = Set {
     programs: &["prometheus-node-exporter"],
     packages: &["prometheus-node-exporter"],
     suites: &[],
+    only: &[],
 };
 
 /// libFuzzer, for machines that cannot compile it. The version is that of Debian 12; the interface of
@@ -84,6 +92,7 @@ pub(crate) const LIBFUZZER: Set = Set {
     programs: &["g++"],
     packages: &["libclang-rt-14-dev"],
     suites: &["bookworm"],
+    only: &[],
 };
 
 pub(crate) const QEMU: Set = Set {
@@ -92,6 +101,7 @@ pub(crate) const QEMU: Set = Set {
     programs: &["qemu-system-x86_64"],
     packages: &["qemu-system-x86"],
     suites: &[],
+    only: &[],
 };
 
 /// Decompression of kernel modules.
@@ -101,6 +111,7 @@ pub(crate) const XZ: Set = Set {
     programs: &["xz"],
     packages: &["xz-utils"],
     suites: &[],
+    only: &[],
 };
 
 /// Debian 12's kernel, and the headers for its modules.
@@ -110,6 +121,7 @@ pub(crate) const LINUX_6_1: Set = Set {
     programs: &[],
     packages: &["linux-image-amd64/bookworm-security", "linux-headers-amd64/bookworm-security"],
     suites: &["bookworm-security"],
+    only: &[],
 };
 
 /// Debian 13's kernel from Debian 12's backports, and the headers for its modules.
@@ -119,6 +131,27 @@ pub(crate) const LINUX_6_12: Set = Set {
     programs: &[],
     packages: &["linux-image-amd64/bookworm-backports", "linux-headers-amd64/bookworm-backports"],
     suites: &["bookworm-backports"],
+    only: &[],
+};
+
+/// Debian 11's kernel, and the headers for its modules.
+pub(crate) const LINUX_5_10: Set = Set {
+    name: "linux-5.10",
+    purpose: "Debian 11's kernel, for `vm`",
+    programs: &[],
+    packages: &["linux-image-amd64/bullseye-security", "linux-headers-amd64/bullseye-security"],
+    suites: &["bullseye", "bullseye-security"],
+    only: &["linux-"],
+};
+
+/// The newest kernel that a stable Debian serves. Its headers need a newer system.
+pub(crate) const LINUX_NEWEST: Set = Set {
+    name: "linux-newest",
+    purpose: "the kernel of Debian 13's backports, for `vm`",
+    programs: &[],
+    packages: &["linux-image-amd64/trixie-backports"],
+    suites: &["trixie", "trixie-backports"],
+    only: &["linux-"],
 };
 
 /// The kernel's sources, for its style checker. The same version on every machine.
@@ -128,6 +161,7 @@ pub(crate) const LINUX_SOURCE: Set = Set {
     programs: &[],
     packages: &["linux-source-6.1/bookworm"],
     suites: &["bookworm"],
+    only: &[],
 };
 
 /// OpenSM and diagnostics, for a fabric in user space.
@@ -137,6 +171,7 @@ pub(crate) const OPENSM: Set = Set {
     programs: &[],
     packages: &["opensm", "infiniband-diags", "libumad2sim0"],
     suites: &[],
+    only: &[],
 };
 
 /// Programs of an InfiniBand node, for guests with a software HCA.
@@ -156,6 +191,7 @@ pub(crate) const RDMA: Set = Set {
         "busybox-static",
     ],
     suites: &[],
+    only: &[],
 };
 
 /// Measures verbs, and is the only packaged program with atomic operations.
@@ -165,6 +201,7 @@ pub(crate) const PERFTEST: Set = Set {
     programs: &[],
     packages: &["perftest", "ibverbs-providers"],
     suites: &[],
+    only: &[],
 };
 
 /// rdma-core's own tests, their library, and Python without what the tests do not use.
@@ -179,6 +216,7 @@ pub(crate) const PYVERBS: Set = Set {
         "libpython3.11-stdlib",
     ],
     suites: &[],
+    only: &[],
 };
 
 /// Makes the root file system of a Debian 12.
@@ -188,6 +226,7 @@ pub(crate) const MMDEBSTRAP: Set = Set {
     programs: &["mmdebstrap"],
     packages: &["mmdebstrap"],
     suites: &[],
+    only: &[],
 };
 
 /// Makes man pages.
@@ -197,6 +236,7 @@ pub(crate) const LOWDOWN: Set = Set {
     programs: &["lowdown"],
     packages: &["lowdown"],
     suites: &[],
+    only: &[],
 };
 
 /// Makes and reads RPM packages.
@@ -206,6 +246,7 @@ pub(crate) const RPM: Set = Set {
     programs: &["rpmbuild"],
     packages: &["rpm"],
     suites: &[],
+    only: &[],
 };
 
 /// Makes and signs repositories of packages.
@@ -215,6 +256,7 @@ pub(crate) const REPOSITORY: Set = Set {
     programs: &["apt-ftparchive", "createrepo_c", "gpg", "gpg-agent", "gpgconf"],
     packages: &["apt-utils", "createrepo-c", "gpg", "gpg-agent", "gpgconf"],
     suites: &[],
+    only: &[],
 };
 
 pub(super) const SETS: &[&Set] = &[
@@ -229,8 +271,10 @@ pub(super) const SETS: &[&Set] = &[
     &LIBFUZZER,
     &QEMU,
     &XZ,
+    &LINUX_5_10,
     &LINUX_6_1,
     &LINUX_6_12,
+    &LINUX_NEWEST,
     &LINUX_SOURCE,
     &RDMA,
     &PERFTEST,

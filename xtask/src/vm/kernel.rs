@@ -20,27 +20,40 @@ use crate::workspace::Workspace;
 /// A kernel that Debian has packages of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Version {
+    /// Debian 11's, the oldest on which programs answer
+    #[value(name = "5.10")]
+    V5_10,
     /// Debian 12's
     #[value(name = "6.1")]
     V6_1,
     /// Debian 13's
     #[value(name = "6.12")]
     V6_12,
+    /// That of Debian 13's backports; the module ibtun is not built for it
+    #[value(name = "newest")]
+    Newest,
 }
 
 impl Version {
+    /// Those that every scenario runs on.
+    pub(super) const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];
+
     /// Its name on the command line and in file names.
     pub(super) fn name(self) -> &'static str {
         match self {
+            Self::V5_10 => "5.10",
             Self::V6_1 => "6.1",
             Self::V6_12 => "6.12",
+            Self::Newest => "newest",
         }
     }
 
     fn set(self) -> &'static Set {
         match self {
+            Self::V5_10 => &tools::LINUX_5_10,
             Self::V6_1 => &tools::LINUX_6_1,
             Self::V6_12 => &tools::LINUX_6_12,
+            Self::Newest => &tools::LINUX_NEWEST,
         }
     }
 }
@@ -53,7 +66,8 @@ pub(super) struct Kernel {
     pub(super) release: String,
     /// The file that a boot loader loads.
     pub(super) image: PathBuf,
-    headers: Headers,
+    /// `None` if its packages have none that this system can use.
+    headers: Option<Headers>,
     /// The directory of its modules.
     directory: PathBuf,
     /// Module files by name.
@@ -96,14 +110,17 @@ impl Kernel {
             image,
             builtin: builtin(&read("modules.builtin")?),
             modules: modules.filter_map(|file| Some((module_name(&file)?, file))).collect(),
-            headers: Headers { common: tree.clone(), flavour: tree.clone() },
+            headers: Some(Headers { common: tree.clone(), flavour: tree.clone() }),
             directory: tree,
         })
     }
 
     /// The kernel whose package was unpacked in `root`.
     fn find(name: &'static str, root: &Path) -> Result<Self> {
-        let parent = root.join("lib/modules");
+        // Newer packages have both below /usr/lib/modules.
+        let places = ["lib/modules", "usr/lib/modules"].map(|place| root.join(place));
+        let parent = places.into_iter().find(|place| place.is_dir());
+        let parent = parent.with_context(|| format!("{} has no modules", root.display()))?;
         let releases = names(&parent)?;
         let [release] = &releases[..] else {
             bail!("{} should hold one kernel's modules, not {releases:?}", parent.display());
@@ -114,10 +131,14 @@ impl Kernel {
         let list = directory.join("modules.builtin");
         let list = fs::read_to_string(&list)
             .with_context(|| format!("{} is unreadable", list.display()))?;
+        let images =
+            [root.join("boot").join(format!("vmlinuz-{release}")), directory.join("vmlinuz")];
+        let image = images.into_iter().find(|image| image.is_file());
+        let sources = root.join("usr/src");
         Ok(Self {
             name,
-            image: root.join("boot").join(format!("vmlinuz-{release}")),
-            headers: Headers::find(&root.join("usr/src"), release)?,
+            image: image.with_context(|| format!("{} has no image", root.display()))?,
+            headers: sources.is_dir().then(|| Headers::find(&sources, release)).transpose()?,
             release: release.clone(),
             builtin: builtin(&list),
             directory,
@@ -127,7 +148,9 @@ impl Kernel {
 
     /// Builds our own module for it, and adds that to its modules.
     pub(super) fn build_module(&mut self, workspace: &Workspace) -> Result<()> {
-        let file = module::build(workspace, &self.headers, &self.release)?;
+        let headers = self.headers.as_ref();
+        let headers = headers.with_context(|| format!("no headers of Linux {}", self.release))?;
+        let file = module::build(workspace, headers, &self.release)?;
         self.modules.insert(module::NAME.to_owned(), file);
         Ok(())
     }

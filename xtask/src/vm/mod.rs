@@ -37,7 +37,7 @@ use crate::{artifacts, checkpatch, tools};
 pub(crate) struct Args {
     #[command(subcommand)]
     scenario: Scenario,
-    /// The kernel; may be repeated [default: all]
+    /// The kernel; may be repeated [default: 6.1 and 6.12]
     #[arg(long = "kernel", value_name = "VERSION", global = true)]
     kernels: Vec<Version>,
     /// Your own kernel instead of Debian's: the directory in which `make bzImage modules` was run
@@ -240,7 +240,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         (Scenario::Cluster { pair }, []) if pair.len() == 2 => &pair[..],
         (Scenario::Cluster { .. }, _) => bail!("vm cluster: write --kernels with two versions"),
         (Scenario::Shell, []) => &[Version::V6_1],
-        (_, []) => Version::value_variants(),
+        (_, []) => &Version::ALL,
         (_, named) => named,
     };
     let mut machines = match &args.tree {
@@ -303,6 +303,18 @@ pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
     let fabric = [Scenario::Ibtun { records: ODD_RECORDS }].into_iter().chain(all_on_the_fabric());
     let scenarios: Vec<_> = netlink().into_iter().chain(responder()).chain(fabric).collect();
     Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE))
+}
+
+/// What a node needs first, on the oldest kernel with answers in the kernel and on the newest.
+pub(crate) fn prove_ends(workspace: &Workspace) -> Result<Result<usize>> {
+    let mut oldest = with_fabric(workspace, &[Version::V5_10])?;
+    let fabric = Scenario::Run { scenario: Some(Fabric::B) };
+    let on_oldest: Vec<_> = responder().into_iter().chain([fabric]).collect();
+    let held = prove_all(workspace, &mut oldest, &on_oldest, LONG_DEADLINE);
+    drop(oldest);
+    let mut newest = Machines::fetch(workspace, &[Version::Newest])?;
+    let on_newest = prove_all(workspace, &mut newest, &responder(), LONG_DEADLINE);
+    Ok(held.and_then(|held| Ok(held + on_newest?)))
 }
 
 /// Like [`prove`], for two guests at once, with different kernels.

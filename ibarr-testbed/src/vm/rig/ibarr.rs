@@ -14,6 +14,7 @@ use ibarr_user::control::client;
 use ibarr_user::control::messages::{Request, Response};
 use nix::cmsg_space;
 use nix::mount::{MsFlags, mount};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::unistd::close;
@@ -102,6 +103,8 @@ impl Ibarr {
                 if set == "bounding" { "bounding-set".to_owned() } else { format!("{set}-caps") };
             format!("--{option}=-all,+net_admin,+bpf,+perfmon")
         });
+        // LimitMEMLOCK=infinity of the unit.
+        setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)?;
         // busybox has a `setpriv` of its own, which cannot do this.
         let mut words = vec!["/bin/setpriv", "--clear-groups", "--no-new-privs"];
         words.extend(user.iter().chain(&limits).map(String::as_str));
