@@ -13,8 +13,8 @@ use object::read::elf::FileHeader as _;
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Version(u32, u32);
 
-/// The C library of RHEL 9. Debian 12's is newer.
-const NEWEST: Version = Version(2, 34);
+/// The C library of RHEL 8, the oldest that the packages are for.
+pub(super) const OLDEST: Version = Version(2, 28);
 
 /// The newest version of a symbol that `program` needs.
 ///
@@ -22,9 +22,9 @@ const NEWEST: Version = Version(2, 34);
 /// Systems that ibarr supports have no such C library.
 pub(super) fn needed(program: &[u8]) -> Result<Version> {
     let needed = versions(program)?.into_iter().max().context("it needs no C library")?;
-    if needed > NEWEST {
+    if needed > OLDEST {
         bail!(
-            "the program needs the C library {needed}, and RHEL 9 has {NEWEST}: build it on an older system"
+            "the program needs the C library {needed}, and RHEL 8 has {OLDEST}: it was not linked by Zig"
         );
     }
     Ok(needed)

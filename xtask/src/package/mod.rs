@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `package`: packages of the daemon, and of the software fabric, for this machine's architecture. The same commit and compiler give the
-//! same bytes.
+//! `package`: packages of the daemon, and of the software fabric, for this machine's architecture. Their programs run
+//! with the C library of RHEL 8. The same commit and compiler give the same bytes.
 
 mod deb;
 mod documents;
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Format {
-    /// For Debian 12 and later, and Ubuntu 22.04 and later
+    /// For Debian 11 and later, and Ubuntu 22.04 and later
     Deb,
     /// For RHEL 9 and later, and its relatives
     Rpm,
@@ -202,14 +202,16 @@ struct Content<'a> {
 
 impl<'a> Content<'a> {
     fn build(workspace: &'a Workspace) -> Result<Self> {
-        let release = |mut cargo: Command, package: &str, name: &str| -> Result<PathBuf> {
-            cargo.args(["--package", package, "--bin", name]);
+        let zig = tools::Zig::ensure(workspace)?;
+        let target = format!("{}-unknown-linux-gnu.{}", env::consts::ARCH, glibc::OLDEST);
+        let release = |directory: &Path, package: &str, name: &str| -> Result<PathBuf> {
+            let mut cargo = zig.cargo(directory, &["zigbuild", "--locked", "--release"]);
+            cargo.args(["--package", package, "--bin", name, "--target", &target]);
             cargo.arg("--target-dir").arg(workspace.target().join("package"));
             cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
             cargo.env("CARGO_ENCODED_RUSTFLAGS", remaps(workspace)?);
             Ok(artifacts::binary(&artifacts::from(&mut cargo)?, name)?.to_owned())
         };
-        let build = ["build", "--locked", "--release"];
         let commit = |field: &str| {
             let mut git = Command::new("git");
             git.current_dir(workspace.root()).args(["log", "-1", &format!("--format={field}")]);
@@ -220,8 +222,8 @@ impl<'a> Content<'a> {
             workspace,
             directory: workspace.target().join("package"),
             version: version(workspace)?,
-            ibarr: release(workspace.cargo(&build), "ibarr-user", "ibarr")?,
-            ibfab: release(workspace.house_cargo(&build), "ibarr-fabric", "ibfab")?,
+            ibarr: release(workspace.root(), "ibarr-user", "ibarr")?,
+            ibfab: release(&workspace.house(), "ibarr-fabric", "ibfab")?,
             epoch: match env::var("SOURCE_DATE_EPOCH") {
                 Ok(epoch) => epoch,
                 Err(_) => {

@@ -9,6 +9,7 @@
 mod apt;
 mod sets;
 mod sources;
+mod zig;
 
 use std::env;
 use std::ffi::OsString;
@@ -27,6 +28,7 @@ pub(crate) use self::sets::{
     LINUX_SOURCE, LOWDOWN, MMDEBSTRAP, NFTABLES, NODE_EXPORTER, OPENSM, PERFTEST, PROMETHEUS,
     PYVERBS, QEMU, RDMA, REPOSITORY, RPM, STRACE, TMUX, XZ,
 };
+pub(crate) use self::zig::Zig;
 use crate::process;
 use crate::workspace::Workspace;
 
