@@ -69,16 +69,15 @@ fn each_file_that_a_man_page_names_is_in_the_package() {
     let mut found = Vec::new();
     for page in names.iter().filter(|name| name.starts_with("usr/share/man/") && is(name, "gz")) {
         let output = program("gzip").args(["-dc"]).arg(root.join(page)).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap().replace('\\', "");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let fonts = ["\\fB", "\\fI", "\\fR", "\\fP"];
+        let text = fonts.iter().fold(text, |text, font| text.replace(font, " ")).replace('\\', "");
         let is_of_path = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
-        for word in text.split(|c| !is_of_path(c)) {
-            // A font of roff may stand before it.
-            let start = ["/usr/", "docs/", "contrib/"].iter().find_map(|it| word.find(it));
-            if let Some(start) = start {
-                let path = word[start..].trim_end_matches('.').trim_start_matches('/');
-                found.push((page, path.to_owned()));
-            }
-        }
+        let words = text.split(|c| !is_of_path(c));
+        let is_ours =
+            |word: &&str| ["/usr/", "docs/", "contrib/"].iter().any(|it| word.starts_with(it));
+        let paths = words.filter(is_ours).map(|word| word.trim_matches(['/', '.']).to_owned());
+        found.extend(paths.map(|path| (page, path)));
     }
     assert!(found.len() > 3, "{found:?}");
     for (page, path) in found {
