@@ -123,7 +123,9 @@ impl Node {
             Subsystem::Responder,
             "the maps of the programs are being filled",
         );
-        for served in view.served().filter(|_| is_loaded) {
+        // Programs that are loaded next are attached then.
+        let may_attach = matches!(responder.blocked(), None | Some(Blocked::Loading));
+        for served in view.served().filter(|_| may_attach) {
             let is_pending = matches!(responder.state(served.ifindex), None | Some(State::Pending));
             add(is_pending, Subsystem::ResponderOn(served.name), "the program is being attached");
         }

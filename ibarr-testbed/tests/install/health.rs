@@ -33,7 +33,7 @@ fn check_after_a_restart_tells_the_truth_at_once() {
     judged(0, "IBARR OK");
 
     // A driver without XDP.
-    node.ok("ip link add no-xdp type dummy && ip link set no-xdp up");
+    node.ok("ip link add no-xdp type bridge && ip link set no-xdp up");
     node.ok("ip address add 10.8.0.1/24 dev no-xdp");
     node.configure(
         "[[static-gid]]\nip = \"10.8.0.1\"\ngid = \"fe80::2:c903:0:202\"\n\
