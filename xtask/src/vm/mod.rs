@@ -477,6 +477,7 @@ fn prepare_responder(
         (&tools::IPROUTE2, "tc"),
         (&tools::BPFTOOL, "bpftool"),
         (&tools::ETHTOOL, "ethtool"),
+        (&tools::STRACE, "strace"),
     ];
     for (set, name) in tools {
         let root = tools::root(workspace, set)?;
