@@ -322,7 +322,7 @@ fn burst_through_a_slow_gateway_loses_nothing_once_its_path_exists() {
 
 /// What nodes cost each other when a job starts on all of them, each of which asks for all behind the router.
 #[test]
-fn nodes_that_all_ask_each_other_repeat_one_query_in_ten_at_most() {
+fn nodes_asking_each_other_repeat_at_most_one_query_in_ten() {
     for side in [10, 50] {
         let mut sim = Sim::new(side.into());
         sim.faults = Faults { delay: ms(1)..ms(3), ..Faults::default() };

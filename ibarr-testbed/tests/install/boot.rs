@@ -18,7 +18,7 @@ const FSTAB: &str = "10.2.0.9:/export /mnt/nfs nfs defaults 0 0
 ";
 
 #[test]
-fn remote_file_systems_are_mounted_after_the_daemon_is_ready_or_has_failed() {
+fn remote_file_systems_are_mounted_once_the_daemon_is_ready_or_failed() {
     let mut node = Node::installed();
     for name in ["nfs", "lustre"] {
         let helper = node.path(&format!("/sbin/mount.{name}"));
@@ -47,7 +47,7 @@ fn remote_file_systems_are_mounted_after_the_daemon_is_ready_or_has_failed() {
 }
 
 #[test]
-fn node_without_disk_serves_with_a_read_only_etc_and_an_empty_var() {
+fn node_without_disk_serves_with_read_only_etc_and_empty_var() {
     let mut node = Node::installed();
     let config = node.ok("cat /etc/ibarr/ibarr.toml");
     node.configure(&format!("{config}\n[paths]\nsnapshot = \"/var/lib/ibarr/paths\"\n"));

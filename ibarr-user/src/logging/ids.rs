@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_message_id_is_valid_unique_in_the_manual_and_in_the_catalog() {
+    fn each_message_id_is_valid_unique_and_documented() {
         let manual = include_str!("../../../docs/man/ibarr.8.md");
         let catalog = include_str!("../../../pkg/ibarr.catalog");
         let entries: Vec<_> = catalog.split("\n-- ").skip(1).collect();
