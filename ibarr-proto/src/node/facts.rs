@@ -103,6 +103,7 @@ impl Node {
             Input::Counted(Cause::RepliesNotSent, not_sent),
         ]
     }
+
     /// The parts that have yet to say whether they work.
     fn unsettled(&self) -> Vec<Input> {
         let (view, responder) = (self.view(), self.responder());

@@ -80,7 +80,7 @@ fn new_comment_of_a_later_version_reaches_an_untouched_configuration() {
     let failed = node.run("dpkg --install /failing.deb");
     assert!(!failed.status.success(), "{}", said(&failed));
     assert_eq!(read(&node), later, "an upgrade that fails leaves the file as it was");
-    // Who has deleted the file does not get it again.
+    // A deleted file stays deleted.
     node.ok(&format!("rm {FILE} && dpkg --install /ibarr.deb"));
     assert!(!node.path(FILE).exists());
 }

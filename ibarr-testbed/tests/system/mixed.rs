@@ -43,7 +43,7 @@ fn replies_are_the_bytes_that_the_older_versions_send() {
             let lost = Client::new(version, number, &n1).ask_each(&targets).1;
             assert!(lost.is_empty(), "{responder}, {version:?}: {lost:?}");
         }
-        // An address that nobody has on n2 gets the reply that 1.0.0 gives.
+        // For an address that n2 lacks it sends the reply of 1.0.0.
         let socket = netns::inside(&n1.namespace, || Ok(UdpSocket::bind("10.1.0.5:0")?)).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
         let query = Older::First.query("10.2.0.99".parse().unwrap(), 9);
@@ -190,7 +190,7 @@ fn recorded(name: &str) -> Vec<u8> {
     hex(line.unwrap_or_else(|| panic!("no {name} is recorded")))
 }
 
-/// A node that everybody asks for.
+/// A node whose address all clients ask for.
 #[derive(Clone, Debug)]
 struct Target {
     /// Its position among the nodes of the lab.
@@ -200,7 +200,7 @@ struct Target {
 }
 
 impl Target {
-    /// The C original does not answer for IPv6 addresses, so nobody asks a node for one that has it at any time.
+    /// The C original does not answer for IPv6 addresses, so a node that has it at any time is asked for IPv4 only.
     fn of(at: usize, node: &Node, older: Option<Older>) -> Self {
         let families = if older == Some(Older::Original) { 1 } else { 2 };
         let addresses = node.addresses[..families].to_vec();

@@ -65,7 +65,7 @@ pub(super) fn of_service(properties: &str) -> Option<String> {
         let mut systemctl = Command::new("systemctl");
         systemctl.args(["show", &properties, "ibarr.service"]);
         let output = systemctl.stdin(Stdio::null()).stderr(Stdio::null()).output();
-        // Nobody waits for an answer that comes too late.
+        // An answer that comes too late has no receiver.
         drop(sender.send(output));
     });
     String::from_utf8(shown.recv_timeout(SYSTEMD).ok()?.ok()?.stdout).ok()

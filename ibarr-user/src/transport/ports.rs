@@ -149,7 +149,7 @@ impl Watch {
             watched.retain(|_, thread| !thread.is_finished());
             let devices: Vec<_> = names(&self.dirs.sys.join("class/infiniband")).collect();
             if std::mem::take(&mut is_first) {
-                // The engine is gone if nobody receives it; the poke then ends this thread.
+                // Without a receiver the engine has ended; the poke then ends this thread.
                 drop(self.events.blocking_send(Event::Listed(devices.clone())));
             }
             for device in devices {

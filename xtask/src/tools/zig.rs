@@ -59,7 +59,7 @@ impl Zig {
         let cache = self.directory.join("cache");
         let mut cargo = Command::new(self.directory.join("bin/cargo-zigbuild"));
         cargo.current_dir(directory).args(arguments);
-        // Nobody builds these twice in a row.
+        // A package is seldom built twice in a row.
         cargo.env("CARGO_INCREMENTAL", "0");
         cargo.env("CARGO_ZIGBUILD_ZIG_PATH", self.directory.join("ziglang/zig"));
         cargo.env("CARGO_ZIGBUILD_CACHE_DIR", cache.join("cargo-zigbuild"));

@@ -74,6 +74,7 @@ mod tests {
         assert!(!is_mounted(nix::sys::stat::makedev(0, 28), MOUNTS));
         assert!(!is_mounted(nix::sys::stat::makedev(0, 2), MOUNTS));
     }
+
     #[test]
     fn bpffs_outlives_a_container_that_got_it_from_outside() {
         const MOUNTS: &str = "\
