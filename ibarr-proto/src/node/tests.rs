@@ -17,6 +17,7 @@ use ibarr_common::wire::ls::{Answer, PortId, Request, ResolveIp, Seq, messages};
 
 use self::rig::{Rig, gid, ip, question};
 use super::*;
+use crate::health::Subsystem;
 use crate::ip2gid::Question;
 use crate::ip2gid::client::{Route, SocketEvent};
 use crate::ip2gid::server::{Received, Silence};
@@ -30,6 +31,7 @@ use crate::local_view::{
 use crate::places::Room as Places;
 use crate::request::Source;
 use crate::requests::{ADDRESSES, PATHS};
+use crate::responder::Blocked;
 use crate::shares::{self, User};
 
 #[test]
@@ -459,4 +461,17 @@ fn full_kernel_socket_holds_back_only_outputs_for_the_kernel() {
     let told = with_room.as_slice();
     let [Output::LocalService(Transmit::Message(_)), last] = told else { panic!("{told:?}") };
     assert_eq!(last, &Output::LocalService(Transmit::Nudge(Nudge::IfQuiet)));
+}
+
+#[test]
+fn interface_has_no_verdict_while_programs_are_being_loaded() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.node.responder().blocked(), Some(Blocked::Loading));
+    rig.tell(Input::View(View::RoutesTooMany));
+    while rig.node.poll(Room { local_service: false }).is_some() {}
+    let on_interface = Subsystem::ResponderOn(InterfaceName::new(b"if4").unwrap());
+    rig.tell(Input::Health(health::Input::Start));
+    rig.node.assess(rig.now);
+    assert!(rig.node.health().unknown().any(|(subsystem, _)| subsystem == on_interface));
+    assert!(rig.node.health().report().all(|report| report.subsystem != on_interface));
 }
