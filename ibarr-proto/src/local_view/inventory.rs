@@ -4,13 +4,13 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr};
 
 use ibarr_common::IfIndex;
 
 use crate::counters::Counters;
 
-use super::{AddressId, Bonding, Counter, InterfaceAddress, Limits, Link};
+use super::{AddressId, Bonding, Counter, Dad, InterfaceAddress, Limits, Link};
 
 /// The kernel's state: the links and addresses of this network namespace, from events and dumps.
 ///
@@ -89,6 +89,32 @@ impl Inventory {
             .range(first..)
             .take_while(move |&&(on, _)| on == ifindex)
             .filter_map(|(_, id)| self.addresses.get(id).copied())
+    }
+
+    /// The first addresses of one interface that datagrams can have as their source: at most `max` of IPv4,
+    /// and of those of IPv6 below, among and above the link-local ones.
+    pub(super) fn sources_on(&self, ifindex: IfIndex, max: usize) -> impl Iterator<Item = IpAddr> {
+        let ipv6 = |segment: u16| IpAddr::from([segment, 0, 0, 0, 0, 0, 0, 0]);
+        let [unspecified, link_local, site_local] = [0, 0xfe80, 0xfec0].map(ipv6);
+        let ranges = [
+            (IpAddr::V4(Ipv4Addr::UNSPECIFIED), Some(unspecified)),
+            (unspecified, Some(link_local)),
+            (link_local, Some(site_local)),
+            (site_local, None),
+        ];
+        ranges.into_iter().flat_map(move |(first, end)| {
+            let entries = self.on_link.range((ifindex, AddressId::first_of(first))..);
+            let usable = entries
+                .map(|&(on, id)| (on, id))
+                .take_while(move |(on, id)| {
+                    *on == ifindex && end.is_none_or(|end| id.address < end)
+                })
+                .filter_map(|(_, id)| self.addresses.get(&id))
+                .filter(|entry| entry.dad == Dad::Passed)
+                .map(|entry| entry.id.address);
+            let mut before = None;
+            usable.filter(move |&address| before.replace(address) != Some(address)).take(max)
+        })
     }
 
     /// The entries of one IP address, in the order of their interfaces.

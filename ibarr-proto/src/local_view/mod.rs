@@ -112,6 +112,8 @@ pub struct LocalView {
     routes_confirmed: RoutesConfirmed,
     /// Since the last [`Self::poll_egresses`].
     has_network_changed: bool,
+    /// Since then too.
+    changed_interfaces: BTreeSet<IfIndex>,
     counters: Counters<Counter>,
 }
 
@@ -150,6 +152,7 @@ impl LocalView {
             confirmed_at: None,
             routes_confirmed: RoutesConfirmed::NotYet,
             has_network_changed: false,
+            changed_interfaces: BTreeSet::new(),
             counters: Counters::default(),
         }
     }
@@ -186,10 +189,12 @@ impl LocalView {
                     self.counters.count(Counter::AddressesRefused);
                     self.reread.wanted(now);
                 }
+                self.changed_interfaces.insert(entry.id.ifindex);
                 self.decide(Key::new(entry.id.address, entry.id.ifindex));
             }
             Input::AddressGone(id) => {
                 self.inventory.remove_address(id);
+                self.changed_interfaces.insert(id.ifindex);
                 self.decide(Key::new(id.address, id.ifindex));
             }
             Input::DumpStarted => {
@@ -424,7 +429,9 @@ impl LocalView {
                 self.counters.count(Counter::DumpsDone);
                 self.confirmed_at = Some(now);
                 self.serving_due |= !links.is_empty();
+                self.changed_interfaces.extend(&links);
                 for id in addresses {
+                    self.changed_interfaces.insert(id.ifindex);
                     self.decide(Key::new(id.address, id.ifindex));
                 }
                 for ifindex in links {
@@ -458,6 +465,7 @@ impl LocalView {
     }
 
     fn link_changed(&mut self, now: Instant, ifindex: IfIndex) {
+        self.changed_interfaces.insert(ifindex);
         self.decide_link(ifindex);
         self.serving_due = true;
         self.reread.wanted(now);

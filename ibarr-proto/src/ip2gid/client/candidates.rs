@@ -30,9 +30,6 @@ pub(super) struct Candidates {
     answered: BTreeMap<Question, Candidate>,
 }
 
-/// How many addresses of an interface are tried.
-const MAX_SOURCES: usize = 8;
-
 impl Candidates {
     /// The candidate that follows those that the round has looked up.
     fn next(&self, flight: &Flight) -> Option<Candidate> {
@@ -45,7 +42,7 @@ impl Candidates {
             Family::of(**address) == question.family()
                 && is_link_local(**address) == is_link_local(question.target())
         };
-        let sources = addresses.filter(is_like_target).take(MAX_SOURCES);
+        let sources = addresses.filter(is_like_target).take(Egress::MAX_SOURCES);
         let sources = sources.map(|&address| Candidate { egress, source: Some(address), ..plain });
         let is_last = flight.is_of_kernel && flight.ways.is_empty() && question.egress().is_some();
         let free = is_last.then_some(Candidate { egress: None, ..plain });
@@ -74,8 +71,15 @@ fn way(flight: &Flight, candidate: Candidate, route: Route, vrf: Option<IfIndex>
 }
 
 impl Client {
-    pub(super) fn network_changed(&mut self, egresses: BTreeMap<IfIndex, Egress>) {
-        self.candidates = Candidates { egresses, answered: BTreeMap::new() };
+    pub(super) fn network_changed(&mut self, changed: BTreeMap<IfIndex, Option<Egress>>) {
+        let Candidates { egresses, answered } = &mut self.candidates;
+        answered.clear();
+        for (ifindex, egress) in changed {
+            match egress {
+                Some(egress) => egresses.insert(ifindex, egress),
+                None => egresses.remove(&ifindex),
+            };
+        }
     }
 
     /// Looks up the next candidate. When the round has looked up all, the query leaves by the next way.

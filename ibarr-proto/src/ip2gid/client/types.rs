@@ -29,8 +29,13 @@ pub struct Route {
 pub struct Egress {
     /// Its VRF.
     pub vrf: Option<IfIndex>,
-    /// Its addresses that datagrams can have as their source.
+    /// The first of its addresses that datagrams can have as their source, in order.
     pub addresses: Vec<IpAddr>,
+}
+
+impl Egress {
+    /// How many addresses of one family and scope are tried.
+    pub const MAX_SOURCES: usize = 8;
 }
 
 /// The kernel's look-up of a route for a question.
@@ -101,8 +106,8 @@ pub enum Input<'a> {
     /// Only the cache may answer: [`Event::Answered`] follows at once if it has a fresh answer, or else
     /// [`Event::NotRemembered`].
     Recall(Request),
-    /// Interfaces or routes have changed.
-    Network(BTreeMap<IfIndex, Egress>),
+    /// These interfaces or the routes have changed; `None` for an interface that is gone.
+    Network(BTreeMap<IfIndex, Option<Egress>>),
     /// The caller no longer wants the answer.
     Cancel { id: RequestId },
     /// The answer to [`Output::Route`].

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::routing::{NoWayBack, WayBack};
 use super::*;
+use crate::ip2gid::client::Egress;
 use crate::ip2gid::server::Local as _;
 
 const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
@@ -583,4 +584,19 @@ fn every_link_event_causes_a_dump() {
         story.dump([], []).routes([]).say(event);
         assert_eq!(story.view.poll_timeout(), Some(NOW + Reread::GAP));
     }
+}
+
+#[test]
+fn client_learns_a_bounded_number_of_addresses_of_the_interface_that_changed() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(1, 1)).link(ib(2, 2)).view.poll_egresses();
+    for n in 1..=200 {
+        story.add(1, &format!("10.1.0.{n}")).add(1, &format!("fe80::{n}"));
+    }
+    let changed = story.view.poll_egresses().unwrap();
+    let first = |prefix| (1..=8).map(move |n| ip(&format!("{prefix}{n}")));
+    let addresses = first("10.1.0.").chain(first("fe80::")).collect();
+    let egress = Egress { vrf: None, addresses };
+    assert_eq!(changed, BTreeMap::from([(index(1), Some(egress))]));
+    assert_eq!(story.view.poll_egresses(), None);
 }

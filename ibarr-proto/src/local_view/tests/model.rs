@@ -196,6 +196,7 @@ struct Mirror(
     BTreeMap<(IpAddr, Option<IfIndex>), Owned>,
     BTreeMap<IfIndex, ServedInterface>,
     BTreeSet<IfIndex>,
+    BTreeMap<IfIndex, Egress>,
 );
 
 impl Mirror {
@@ -226,7 +227,22 @@ impl Mirror {
             view.served().copied().collect::<Vec<_>>()
         );
         assert!(view.routes_back().map(|route| route.ifindex).eq(self.2.iter().copied()));
+        for (ifindex, egress) in view.poll_egresses().unwrap_or_default() {
+            match egress {
+                Some(egress) => self.3.insert(ifindex, egress),
+                None => self.3.remove(&ifindex),
+            };
+        }
+        let egresses = view.interfaces().map(|interface| (interface.ifindex, egress(&interface)));
+        assert_eq!(self.3, egresses.collect());
     }
+}
+
+/// What peers are asked by, without a bound or an index.
+fn egress(interface: &Interface) -> Egress {
+    let usable = interface.addresses.iter().filter(|status| status.dad == Dad::Passed);
+    let addresses: BTreeSet<_> = usable.map(|status| status.address).collect();
+    Egress { vrf: interface.vrf, addresses: addresses.into_iter().collect() }
 }
 
 fn knowing_no_routes(config: Config) -> LocalView {
@@ -272,7 +288,7 @@ fn check(kernel: &Kernel, view: &LocalView, config: &Config) {
 }
 
 const INTERFACES: u32 = 3;
-const ADDRESSES: [&str; 5] = ["10.1.0.1", "10.1.0.2", "fd00::1", "fe80::1", "fe80::2"];
+const ADDRESSES: [&str; 6] = ["10.1.0.1", "10.1.0.2", "fd00::1", "fe80::1", "fe80::2", "fec0::1"];
 
 fn links() -> impl Strategy<Value = Link> {
     let bonding = prop_oneof![

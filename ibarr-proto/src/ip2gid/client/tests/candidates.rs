@@ -16,7 +16,7 @@ fn rig(answered: usize) -> Rig {
     let addresses = ["10.1.0.1", "10.1.0.2", "fd00:1::1", "fd00:1::2", "fe80::1"];
     let addresses = addresses.map(|address| address.parse().unwrap()).into();
     let egress = Egress { addresses, ..Egress::default() };
-    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), egress)]));
+    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), Some(egress))]));
     rig
 }
 
@@ -183,7 +183,7 @@ fn addresses_of_an_interface_are_tried_up_to_a_bound() {
     let mut rig = rig(9);
     let addresses = (1..=99).map(|n| IpAddr::from([10, 1, 0, n])).collect();
     let egress = Egress { addresses, ..Egress::default() };
-    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), egress)]));
+    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), Some(egress))]));
     let user = rig.ask_as_user(by_rail(TARGETS[0]));
     let mut looked_up = 0;
     while !rig.answers.contains_key(&user) {
@@ -198,7 +198,7 @@ fn query_by_an_interface_in_a_vrf_leaves_from_a_socket_of_the_vrf() {
     let mut rig = rig(9);
     let blue = IfIndex::new(7);
     let egress = Egress { vrf: blue, addresses: Vec::new() };
-    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), egress)]));
+    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), Some(egress))]));
     for egress in [ib0(), blue] {
         rig.ask(Question::new(by_rail(TARGETS[0]).target(), egress).unwrap());
         rig.gateway(Some((2, 254)));
@@ -218,7 +218,7 @@ fn vrfs_with_sockets_are_bounded_and_idle_ones_give_way() {
     let mut rig = rig(9);
     let vrfs = (100..200).map(|n| {
         let egress = Egress { vrf: IfIndex::new(n + 1000), addresses: Vec::new() };
-        (IfIndex::new(n).unwrap(), egress)
+        (IfIndex::new(n).unwrap(), Some(egress))
     });
     rig.client.network_changed(vrfs.collect());
     let mut ids = BTreeSet::new();
