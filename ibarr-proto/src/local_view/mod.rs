@@ -355,6 +355,11 @@ impl LocalView {
         })
     }
 
+    /// The name of an interface.
+    pub fn interface_name(&self, ifindex: IfIndex) -> Option<InterfaceName> {
+        self.inventory.link(ifindex).map(|link| link.name)
+    }
+
     /// The addresses that have one of these GIDs, and their interfaces, in the order of both.
     pub fn addresses_with(&self, gids: &[Gid]) -> impl Iterator<Item = (IpAddr, &Link)> {
         self.inventory.links().flat_map(move |link| {

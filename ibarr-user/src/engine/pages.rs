@@ -3,14 +3,15 @@
 //! Long documents, one page at a time. Nothing is kept between two pages: the caller asks for the
 //! next with the mark of the last.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use ibarr_common::{IfIndex, Instant};
+use ibarr_common::Instant;
 use ibarr_proto::ip2gid::Question;
 use ibarr_proto::ip2gid::client::Cursor;
 use ibarr_proto::node::Node;
 use tokio::sync::oneshot;
 
+use super::trace::name_of;
 use crate::control::messages::{
     AddressMark, Body, CacheEntry, Failure, FailureKind, PathMark, Response,
 };
@@ -78,13 +79,9 @@ fn page_of_addresses(
         }
     };
     let (page, next) = node.client().page(after, PAGE);
-    let names: BTreeMap<IfIndex, String> =
-        node.view().interfaces().map(|link| (link.ifindex, link.name.to_string())).collect();
-    let name =
-        |egress: IfIndex| names.get(&egress).cloned().unwrap_or_else(|| format!("#{egress}"));
     let entries = page.into_iter().map(|(question, cached)| CacheEntry {
         ip: question.target(),
-        interface: question.egress().map(name),
+        interface: question.egress().map(|egress| name_of(node, egress)),
         gid: cached.gid,
         expires_in_ms: cached.expires_at.since(now).into(),
     });

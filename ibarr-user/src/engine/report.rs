@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
-use ibarr_common::{IfIndex, Instant};
 use ibarr_proto::ip2gid::Family;
 use ibarr_proto::ip2gid::client::Slow;
 use ibarr_proto::local_view::neighbours::Neighbour;
@@ -17,7 +17,7 @@ use ibarr_proto::{counters, local_service, paths, sa, shares};
 use tracing::{debug, info};
 
 use super::descriptions::Other;
-use super::trace::interface_name;
+use super::trace::name_of;
 use super::{Engine, health};
 use crate::bpf::{self, Blocked, Hook};
 use crate::control::messages::{
@@ -39,11 +39,6 @@ pub(super) fn log(node: &Node, event: &Event) {
         (_, None) => debug!(ip = %address, ?event, "no GID"),
         _ => {}
     }
-}
-
-/// The name of an interface, or its number if it is gone.
-fn name_of(node: &Node, ifindex: IfIndex) -> String {
-    interface_name(node, ifindex).unwrap_or_else(|| format!("#{ifindex}"))
 }
 
 impl Engine {
@@ -134,8 +129,11 @@ impl Engine {
         let (state, blocked) = self.kernel.socket.status();
         let (nudges, nudge_interface) = match self.kernel.nudges.last.as_ref() {
             _ if !self.settings.config.local_service.nudge => (NudgeState::Off, None),
-            Some(Err(_)) => (NudgeState::Failing, None),
-            Some(Ok(ifindex)) => (NudgeState::On, interface_name(&self.node, *ifindex)),
+            Some(&Err(_)) => (NudgeState::Failing, None),
+            Some(&Ok(ifindex)) => {
+                let name = self.node.view().interface_name(ifindex);
+                (NudgeState::On, name.map(|name| name.to_string()))
+            }
             None => (NudgeState::On, None),
         };
         LocalServiceStatus {

@@ -155,7 +155,8 @@ impl Tracers {
     /// What the programs in the kernel have done.
     pub(super) fn add_packets(&mut self, packets: &bpf::Packets, node: &mut Node) {
         for &HandledPacket { at, target, by: program, ifindex, from, reason } in &packets.seen {
-            let (interface, verdict) = (name_or_index(node, ifindex), Verdict::of(program, reason));
+            let interface = ifindex.map_or("#0".to_owned(), |ifindex| name_of(node, ifindex));
+            let verdict = Verdict::of(program, reason);
             let cause = (reason != Reason::Answered).then(|| reason.name().replace('_', "-"));
             let step = Step::Packet { program, interface, from, verdict, cause };
             node.trace().alone(at, target, step);
@@ -256,7 +257,7 @@ pub(super) fn route(node: &mut Node, now: Instant, answer: &rtnetlink::Answer) {
         let (question, step) = match *answer {
             rtnetlink::Answer::Route(RouteAnswer { candidate, route: Ok(route), .. }) => {
                 let client::Route { ifindex, next_hop } = route;
-                let interface = name_or_index(node, Some(ifindex));
+                let interface = name_of(node, ifindex);
                 (candidate.question, Step::Route { interface, next_hop })
             }
             rtnetlink::Answer::Route(RouteAnswer { candidate, route: Err(why), .. }) => {
@@ -343,16 +344,10 @@ pub(super) fn not_sent(
     node.trace().alone(now, reply.from, step);
 }
 
-/// The name of an interface, or `#` and its index.
-fn name_or_index(node: &Node, ifindex: Option<IfIndex>) -> String {
-    let index = ifindex.map_or(0, IfIndex::get);
-    let name = ifindex.and_then(|ifindex| interface_name(node, ifindex));
-    name.unwrap_or_else(|| format!("#{index}"))
-}
-
-pub(super) fn interface_name(node: &Node, ifindex: IfIndex) -> Option<String> {
-    let named = node.view().interfaces().find(|link| link.ifindex == ifindex)?;
-    Some(named.name.to_string())
+/// The name of an interface, or `#` and its index if it is gone.
+pub(super) fn name_of(node: &Node, ifindex: IfIndex) -> String {
+    let name = node.view().interface_name(ifindex);
+    name.map_or_else(|| format!("#{ifindex}"), |name| name.to_string())
 }
 
 #[cfg(test)]
