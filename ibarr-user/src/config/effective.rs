@@ -84,26 +84,30 @@ pub(crate) fn split(key: &str) -> (&str, &str) {
 fn values(text: &str, name: Option<&str>) -> Vec<Setting> {
     let (root, _) = DeTable::parse_recoverable(text);
     let mut found = Vec::new();
-    collect(text, name, "", root.get_ref(), &mut found);
-    found.sort_by_key(|(at, _)| *at);
-    found.into_iter().map(|(_, setting)| setting).collect()
+    collect("", root.get_ref(), &mut found);
+    found.sort_by_key(|Found(at, ..)| *at);
+    // Each part of the text is read once: a file may have 10,000 tables.
+    let (mut line, mut read) = (1, 0);
+    let setting = |Found(at, key, value)| {
+        line += line_of(&text[read..], at - read) - 1;
+        read = at;
+        let file = name.map(str::to_owned);
+        Setting { key, value, default: None, line: file.as_ref().map(|_| line), file }
+    };
+    found.into_iter().map(setting).collect()
 }
 
-fn collect(
-    text: &str,
-    name: Option<&str>,
-    within: &str,
-    table: &DeTable<'_>,
-    found: &mut Vec<(usize, Setting)>,
-) {
+/// The place of a key or table in the text, its name and value.
+struct Found(usize, String, serde_json::Value);
+
+fn collect(within: &str, table: &DeTable<'_>, found: &mut Vec<Found>) {
     for (key, value) in table {
         let mut add = |at: usize, key: String, value: &DeValue<'_>| {
-            let (file, line) = (name.map(str::to_owned), name.map(|_| line_of(text, at)));
-            found.push((at, Setting { key, value: json(value), default: None, file, line }));
+            found.push(Found(at, key, json(value)));
         };
         let key_name = key.get_ref().as_ref();
         match value.get_ref() {
-            DeValue::Table(inner) => collect(text, name, &format!("{key_name}."), inner, found),
+            DeValue::Table(inner) => collect(&format!("{key_name}."), inner, found),
             DeValue::Array(elements) if elements.iter().any(|one| one.get_ref().is_table()) => {
                 for element in elements {
                     add(element.span().start, key_name.to_owned(), element.get_ref());
@@ -178,6 +182,7 @@ mod tests {
         assert_eq!(from("udp-port"), (None, None, None));
         let tables: Vec<_> = all.iter().filter(|one| one.key == "static-gid").collect();
         assert_eq!((tables[0].file.as_deref(), tables[0].line), (Some("b"), Some(2)));
+        assert_eq!(tables[1].line, Some(5));
         assert_eq!(tables[1].value, serde_json::json!({"gid": "fe80::2", "ip": "10.2.0.6"}));
         let keys = all.iter().filter(|one| !one.value.is_object()).count();
         assert_eq!((keys, tables.len()), (28, 2));
