@@ -3,13 +3,12 @@
 //! What other cores ask: whether an address is this node's, and by which interfaces peers are asked.
 
 use alloc::collections::BTreeMap;
-use core::mem;
 use core::net::IpAddr;
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, PKey};
 
-use super::{Key, LocalView};
+use super::{InterfaceName, Key, LocalView};
 use crate::ip2gid::client::Egress;
 use crate::ip2gid::server::Local;
 use crate::ip2gid::{Question, is_link_local};
@@ -32,6 +31,11 @@ impl LocalView {
         }
     }
 
+    /// The name of an interface of this node.
+    pub fn interface_name(&self, ifindex: IfIndex) -> Option<InterfaceName> {
+        self.inventory.link(ifindex).map(|link| link.name)
+    }
+
     /// The GID of an own address, and the partition of its interface. `None` as long as any address may be one.
     pub fn own(&self, address: IpAddr) -> Option<(Option<Gid>, Option<PKey>)> {
         let owned = self.facts.lookup(Key::new(address, IfIndex::MIN));
@@ -44,15 +48,12 @@ impl LocalView {
     ///
     /// Takes time proportional to their number, not to that of their addresses.
     pub fn poll_egresses(&mut self) -> Option<BTreeMap<IfIndex, Option<Egress>>> {
-        if !mem::take(&mut self.has_network_changed) {
-            return None;
-        }
+        let changed = self.changed.take()?;
         let egress = |ifindex| {
             let vrf = self.inventory.link(ifindex)?.vrf;
             let addresses = self.inventory.sources_on(ifindex, Egress::MAX_SOURCES).collect();
             Some(Egress { vrf, addresses })
         };
-        let changed = mem::take(&mut self.changed_interfaces);
         Some(changed.into_iter().map(|ifindex| (ifindex, egress(ifindex))).collect())
     }
 }

@@ -110,10 +110,8 @@ pub struct LocalView {
     reread_routes: Reread,
     confirmed_at: Option<Instant>,
     routes_confirmed: RoutesConfirmed,
-    /// Since the last [`Self::poll_egresses`].
-    has_network_changed: bool,
-    /// Since then too.
-    changed_interfaces: BTreeSet<IfIndex>,
+    /// The interfaces that changed since the last [`Self::poll_egresses`], if these or the routes did.
+    changed: Option<BTreeSet<IfIndex>>,
     counters: Counters<Counter>,
 }
 
@@ -151,25 +149,26 @@ impl LocalView {
             reread_routes: Reread::new(Reread::INTERVAL),
             confirmed_at: None,
             routes_confirmed: RoutesConfirmed::NotYet,
-            has_network_changed: false,
-            changed_interfaces: BTreeSet::new(),
+            changed: None,
             counters: Counters::default(),
         }
     }
 
     /// Processes an input.
     pub fn handle_input(&mut self, now: Instant, input: Input) {
-        self.has_network_changed |= matches!(
-            input,
-            Input::Link(_)
-                | Input::LinkGone(_)
-                | Input::Address(_)
-                | Input::AddressGone(_)
-                | Input::DumpDone
-                | Input::RoutesChanged
-                | Input::RoutesTooMany
-                | Input::DumpFailed(Subject::Routes)
-        );
+        match &input {
+            Input::Link(Link { ifindex, .. }) | Input::LinkGone(ifindex) => self.note(*ifindex),
+            Input::Address(InterfaceAddress { id, .. }) | Input::AddressGone(id) => {
+                self.note(id.ifindex);
+            }
+            Input::DumpDone
+            | Input::RoutesChanged
+            | Input::RoutesTooMany
+            | Input::DumpFailed(Subject::Routes) => {
+                self.changed.get_or_insert_default();
+            }
+            _ => {}
+        }
         match input {
             Input::Link(link) => {
                 let ifindex = link.ifindex;
@@ -189,12 +188,10 @@ impl LocalView {
                     self.counters.count(Counter::AddressesRefused);
                     self.reread.wanted(now);
                 }
-                self.changed_interfaces.insert(entry.id.ifindex);
                 self.decide(Key::new(entry.id.address, entry.id.ifindex));
             }
             Input::AddressGone(id) => {
                 self.inventory.remove_address(id);
-                self.changed_interfaces.insert(id.ifindex);
                 self.decide(Key::new(id.address, id.ifindex));
             }
             Input::DumpStarted => {
@@ -355,11 +352,6 @@ impl LocalView {
         })
     }
 
-    /// The name of an interface.
-    pub fn interface_name(&self, ifindex: IfIndex) -> Option<InterfaceName> {
-        self.inventory.link(ifindex).map(|link| link.name)
-    }
-
     /// The addresses that have one of these GIDs, and their interfaces, in the order of both.
     pub fn addresses_with(&self, gids: &[Gid]) -> impl Iterator<Item = (IpAddr, &Link)> {
         self.inventory.links().flat_map(move |link| {
@@ -434,12 +426,12 @@ impl LocalView {
                 self.counters.count(Counter::DumpsDone);
                 self.confirmed_at = Some(now);
                 self.serving_due |= !links.is_empty();
-                self.changed_interfaces.extend(&links);
                 for id in addresses {
-                    self.changed_interfaces.insert(id.ifindex);
+                    self.note(id.ifindex);
                     self.decide(Key::new(id.address, id.ifindex));
                 }
                 for ifindex in links {
+                    self.note(ifindex);
                     self.decide_link(ifindex);
                 }
             }
@@ -470,11 +462,14 @@ impl LocalView {
     }
 
     fn link_changed(&mut self, now: Instant, ifindex: IfIndex) {
-        self.changed_interfaces.insert(ifindex);
         self.decide_link(ifindex);
         self.serving_due = true;
         self.reread.wanted(now);
         self.reread_routes.wanted(now);
+    }
+
+    fn note(&mut self, ifindex: IfIndex) {
+        self.changed.get_or_insert_default().insert(ifindex);
     }
 
     fn count_if(&mut self, condition: bool, counter: Counter) {
