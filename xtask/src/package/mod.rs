@@ -210,6 +210,7 @@ impl<'a> Content<'a> {
             cargo.arg("--target-dir").arg(workspace.target().join("package"));
             cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
             cargo.env("CARGO_ENCODED_RUSTFLAGS", remaps(workspace)?);
+            cargo.env("RUSTC_WRAPPER", workspace.root().join("xtask/src/package/rustc.sh"));
             Ok(artifacts::binary(&artifacts::from(&mut cargo)?, name)?.to_owned())
         };
         let commit = |field: &str| {
