@@ -121,6 +121,9 @@ enum Command {
         /// Check again for at most this long, like 10s, until all works
         #[arg(long, value_name = "TIME", requires = "check", value_parser = patience)]
         wait: Option<Duration>,
+        /// Cause that does not count, like port-down; may be given several times
+        #[arg(long, value_name = "CAUSE", requires = "check")]
+        accept: Vec<String>,
         /// Print it again and again, every 2 seconds or as often as said, until it is interrupted
         #[arg(
             long,
@@ -327,7 +330,9 @@ pub fn main() -> ExitCode {
             ask::ask(&daemon, &Request::Path { path })
         }
         Command::Ports(daemon) => ask::ask(&daemon, &Request::Ports),
-        Command::Status { check: true, wait, daemon, .. } => status::check(&daemon, wait),
+        Command::Status { check: true, wait, accept, daemon, .. } => {
+            status::check(&daemon, wait, &accept)
+        }
         Command::Status { watch: Some(seconds), all, daemon, .. } => {
             status::watch(&daemon, Duration::from_secs(seconds.into()), all)
         }

@@ -71,10 +71,14 @@ pub(super) fn watch(daemon: &Daemon, interval: Duration, in_full: bool) -> Exit 
 }
 
 /// Prints one line as the plug-ins of Nagios do, and exits as they do: at once, or when all works or `wait` is over.
-pub(super) fn check(daemon: &Daemon, wait: Option<Duration>) -> Exit {
+/// The causes `accepted` do not count.
+pub(super) fn check(daemon: &Daemon, wait: Option<Duration>, accepted: &[String]) -> Exit {
     let begun = Instant::now();
     loop {
-        let status = look(daemon);
+        let mut status = look(daemon);
+        if let Ok(status) = &mut status {
+            status.health.iter_mut().for_each(|subsystem| accept(subsystem, accepted));
+        }
         let exit = match status.as_deref().map(verdict) {
             Ok(Some(health::State::Ok)) => Exit::Ok,
             Ok(Some(health::State::Degraded)) => Exit::Warning,
@@ -96,6 +100,15 @@ pub(super) fn check(daemon: &Daemon, wait: Option<Duration>) -> Exit {
         }
         return exit;
     }
+}
+
+/// Makes mere advice of the reasons with the causes `accepted`.
+fn accept(subsystem: &mut SubsystemHealth, accepted: &[String]) {
+    for reason in subsystem.reasons.iter_mut().filter(|reason| accepted.contains(&reason.cause)) {
+        reason.state = health::State::Ok;
+    }
+    let worst = subsystem.reasons.iter().map(|reason| reason.state).max();
+    subsystem.state = worst.unwrap_or(health::State::Ok);
 }
 
 /// Why the daemon cannot be asked: what the service manager knows of it, if it knows something.

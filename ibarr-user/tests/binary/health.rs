@@ -53,6 +53,10 @@ fn dead_subnet_administrator_is_a_warning_with_its_remedy_and_recovers() {
         let health = status["health"].as_array().unwrap().iter();
         health.clone().find(|one| one["subsystem"] == "sa").unwrap().clone()
     };
+    let accepted = daemon.ask(&["status", "--check", "--accept", "sa-silent"]);
+    assert_eq!(accepted.status.code(), Some(0), "{accepted:?}");
+    let other = daemon.ask(&["status", "--check", "--accept", "port-down"]);
+    assert_eq!(other.status.code(), Some(1), "{other:?}");
     let sa = of_sa(&status);
     assert_eq!((&sa["of"], &sa["state"]), (&"mlx5_0/1".into(), &"degraded".into()));
     assert_eq!(sa["reasons"][0]["cause"], "sa-silent");
