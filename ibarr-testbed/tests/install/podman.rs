@@ -72,6 +72,8 @@ fn image_answers_in_the_kernel_by_the_commands_of_its_containerfile() {
     node.until("it says why", || status().contains("not-loaded"));
     let health = status();
     assert!(health.contains("answered by the daemon"), "{health}");
+    assert!(health.contains("a seccomp filter forbids bpf(2)"), "{health}");
+    assert!(!node.run("podman exec ibarr ibarr status --check").status.success());
     assert_eq!(node.ask(), Some(GID.parse().unwrap()));
     node.ok("podman stop ibarr");
 }
