@@ -5,8 +5,12 @@
 use crate::kernel::Kernel;
 use crate::node::{GID, Node};
 
-/// The command of docs/boot.md.
-const WAY_OUT: &str = "systemctl disable --now ibarr.service ibarr.socket ibarr-acm.socket";
+/// The command line of docs/boot.md.
+fn way_out() -> String {
+    let page = include_str!("../../../docs/boot.md");
+    let mut commands = page.lines().filter_map(|line| line.strip_prefix("$ sudo "));
+    commands.find(|command| command.starts_with("systemctl disable")).unwrap().replace("sudo ", "")
+}
 
 #[test]
 fn one_command_leaves_nothing_of_ibarr_in_the_kernel() {
@@ -22,13 +26,14 @@ fn one_command_leaves_nothing_of_ibarr_in_the_kernel() {
     let kernel = Kernel::start(&node);
     for responder in ["tc", "clsact", "xdp-generic"] {
         node.configure(&format!("responder = \"{responder}\"\n{config}"));
-        node.ok("systemctl enable --now ibarr && ibarr reload");
+        node.ok("systemctl enable --now ibarr ibarr-exporter ibarr-metrics.timer && ibarr reload");
+        node.until("there are metrics", || node.path("/run/ibarr-metrics/ibarr.prom").exists());
         assert_eq!(node.ask(), Some(GID.parse().unwrap()), "{responder}");
         assert_ne!(kernel_state(&node), before, "{responder}");
         let maps = maps(&node);
         assert!(!maps.is_empty(), "{responder}: {}", kernel_state(&node));
 
-        node.ok(WAY_OUT);
+        node.ok(&way_out());
         assert_eq!(kernel_state(&node), before, "{responder}");
         assert_eq!(node.ask(), None, "{responder}");
         // A program holds its maps, so no program is there either. The kernel frees both a moment later.
