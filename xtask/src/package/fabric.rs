@@ -116,7 +116,7 @@ mod tests {
             ibfab: PathBuf::new(),
             epoch: "1700000000".to_owned(),
             maintainer: "A <a@example.org>".to_owned(),
-            homepage: None,
+            homepage: Some("https://example.org/ibarr".to_owned()),
         };
         let package = module(&content).expect("a package");
         let dpkg = |option: &str| {
@@ -133,7 +133,12 @@ mod tests {
         assert!(contents.lines().all(is_open), "{contents}");
         assert!(!contents.contains("upstream") && !contents.contains(".ko"), "{contents}");
         let about = dpkg("--field");
-        for field in ["Package: ibtun-dkms", "Architecture: all", "Depends: dkms (>= 2.8)"] {
+        for field in [
+            "Package: ibtun-dkms",
+            "Architecture: all",
+            "Depends: dkms (>= 2.8)",
+            "Homepage: https://example.org/ibarr",
+        ] {
             assert!(about.lines().any(|line| line == field), "no {field} in {about}");
         }
         assert!(!about.contains('@') || about.contains("<a@example.org>"), "{about}");
