@@ -195,7 +195,8 @@ mod tests {
         let in_ci = levels::choose(&["all".to_owned()]).expect("a group");
         let all: Duration = in_ci.iter().map(|level| level.budget).sum();
         let fast = LEVELS.iter().filter(|level| level.fast).map(|level| level.budget);
-        assert!(all <= Duration::from_mins(45));
-        assert!(fast.sum::<Duration>() <= Duration::from_secs(380));
+        // CI ends what takes an hour.
+        assert!(all <= Duration::from_mins(55), "{all:?}");
+        assert!(fast.sum::<Duration>() <= Duration::from_secs(440));
     }
 }
