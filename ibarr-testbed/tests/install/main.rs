@@ -9,6 +9,7 @@ mod ansible;
 mod boot;
 mod configuration;
 mod container;
+mod dnf;
 mod documents;
 mod faults;
 mod health;

@@ -54,8 +54,9 @@ pub(crate) fn ensure(workspace: &Workspace, privilege: Privilege) -> Result<Path
     Ok(root)
 }
 
-/// What a fleet is deployed with: an engine for containers, and Ansible with what it needs on a node.
-const OF_DEPLOYMENT: &str = "podman crun ansible-core openssh-server python3-apt";
+/// What a fleet is deployed with: an engine for containers, Ansible with what it needs on a node, and dnf.
+const OF_DEPLOYMENT: &str =
+    "podman crun ansible-core openssh-server python3-apt dnf rpm gpg gpg-agent";
 
 /// The directory of another root file system: a copy of `root` with [`OF_DEPLOYMENT`]. It is made if needed.
 ///
@@ -76,7 +77,7 @@ pub(crate) fn ensure_for_deployment(
     }
     fs::create_dir_all(&directory)?;
     process::run(privilege.command("rm".as_ref(), &[]).arg("-rf").arg(&copy))?;
-    eprintln!("tools: adding {OF_DEPLOYMENT} to a copy of it, 340 MB");
+    eprintln!("tools: adding {OF_DEPLOYMENT} to a copy of it, 380 MB");
     process::run(privilege.command("cp".as_ref(), &[]).arg("-a").args([root, &copy]))?;
     let mut install = nspawn(root, privilege)?;
     install.arg("--directory").arg(&copy).args(["--quiet", "--register=no", "--keep-unit"]);
