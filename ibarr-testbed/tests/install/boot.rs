@@ -62,3 +62,19 @@ fn node_without_disk_serves_with_read_only_etc_and_empty_var() {
     assert_eq!(node.ask(), Some(GID.parse().unwrap()));
     node.ok("test -s /var/lib/ibarr/paths");
 }
+
+#[test]
+fn node_with_a_wholly_read_only_var_serves_by_the_command_of_the_page() {
+    let page = include_str!("../../../docs/boot.md");
+    let mut commands = page.lines().filter_map(|line| line.strip_prefix("$ sudo "));
+    let make = commands.find(|command| command.ends_with("/var/lib/ibarr # prints nothing"));
+    let mut node = Node::installed();
+    node.ok(make.unwrap());
+    node.ok("systemctl enable ibarr");
+    node.reboot(&["--read-only"]);
+    assert!(!node.run("touch /var/lib/ibarr/file").status.success(), "/var is read-only");
+    assert_eq!(node.show("ActiveState", "ibarr"), "active");
+    assert_eq!(node.ask(), Some(GID.parse().unwrap()));
+    node.ok("systemctl reload ibarr && systemctl restart ibarr");
+    assert_eq!(node.ask(), Some(GID.parse().unwrap()));
+}
