@@ -9,6 +9,7 @@ mod acm_restart;
 mod acm_tcp;
 mod administrator;
 mod doctor;
+mod documented;
 mod fleet;
 mod health;
 mod kernel;
