@@ -335,10 +335,11 @@ impl Client {
 
     /// The next MAD to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        // Most lanes have no turn, and this is called for each output of the node.
         let is_ready = |lane: &Lane| {
-            let is_shut = lane.gate.shut().is_some() && lane.probe_at() > Some(self.now);
             let has_room = |turn: &Turn| lane.window.has_room(turn.rank);
-            lane.holds_until <= self.now && !is_shut && lane.turns.first().is_some_and(has_room)
+            let is_shut = || lane.gate.shut().is_some() && lane.probe_at() > Some(self.now);
+            lane.turns.first().is_some_and(has_room) && lane.holds_until <= self.now && !is_shut()
         };
         let mut ready = self.lanes.iter_mut().filter(|(_, lane)| is_ready(lane));
         let (&port, lane, turn) = ready.find_map(|(port, lane)| {
