@@ -27,7 +27,9 @@ fn one_command_leaves_nothing_of_ibarr_in_the_kernel() {
     for responder in ["tc", "clsact", "xdp-generic"] {
         node.configure(&format!("responder = \"{responder}\"\n{config}"));
         node.ok("systemctl enable --now ibarr ibarr-exporter ibarr-metrics.timer && ibarr reload");
-        node.until("there are metrics", || node.path("/run/ibarr-metrics/ibarr.prom").exists());
+        node.until("there are metrics", || {
+            node.inner_path("/run/ibarr-metrics/ibarr.prom").exists()
+        });
         assert_eq!(node.ask(), Some(GID.parse().unwrap()), "{responder}");
         assert_ne!(kernel_state(&node), before, "{responder}");
         let maps = maps(&node);
