@@ -54,27 +54,32 @@ impl Node {
 
     /// Drops all answers of peers, and the addresses of names. Returns how many answers of peers that was.
     pub fn flush(&mut self) -> usize {
+        self.is_drained = false;
         self.acm.forget_names();
         self.client.flush()
     }
 
     /// Drops all answers of subnet administrators. Returns how many that was.
     pub fn flush_paths(&mut self) -> usize {
+        self.is_drained = false;
         self.paths.flush()
     }
 
     /// See [`Acm::set_hosts`].
     pub fn set_acm_hosts(&mut self, hosts: acm::Hosts) {
+        self.is_drained = false;
         self.acm.set_hosts(hosts);
     }
 
     /// See [`Paths::restore`].
     pub fn restore_paths(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
+        self.is_drained = false;
         self.paths.restore(now, snapshot, age);
     }
 
     /// See [`Paths::preload`].
     pub fn preload_paths(&mut self, now: Instant, listed: Snapshot) {
+        self.is_drained = false;
         self.paths.preload(now, listed);
     }
 

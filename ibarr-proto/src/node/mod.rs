@@ -53,6 +53,8 @@ pub struct Node {
     now: Instant,
     /// Answers for the users of the driver.
     outputs: VecDeque<Output>,
+    /// No core has an output that comes before those for the kernel, until one is told something.
+    is_drained: bool,
 }
 
 /// The configuration.
@@ -161,12 +163,14 @@ impl Node {
             trace: Trace::default(),
             now: Instant::BOOT,
             outputs: VecDeque::new(),
+            is_drained: false,
         }
     }
 
     /// Replaces the configuration.
     pub fn reconfigure(&mut self, now: Instant, config: Config) {
         let Config { view, allow, responder, client, local_service, paths, acm } = config;
+        self.is_drained = false;
         self.paths.reconfigure(paths);
         self.view.reconfigure(view);
         self.server.reconfigure(allow.clone());
@@ -179,7 +183,7 @@ impl Node {
 
     /// Passes an input to its core.
     pub fn handle_input<'a>(&mut self, now: Instant, input: impl Into<Input<'a>>) {
-        self.now = now;
+        (self.now, self.is_drained) = (now, false);
         match input.into() {
             Input::View(input) => {
                 let was_known = self.view.is_synced();
@@ -385,7 +389,7 @@ impl Node {
 
     /// Performs all actions that are due, but for [`Self::assess`]. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
-        self.now = now;
+        (self.now, self.is_drained) = (now, false);
         self.view.handle_timeout(now);
         if let Some(egresses) = self.view.poll_egresses() {
             self.client.handle_input(now, client::Input::Network(egresses));
@@ -420,6 +424,23 @@ impl Node {
     /// answers. Only when all queries are out are all answers known that one nudge can cover. No caller waits for the
     /// map of peers' answers, which comes last.
     pub fn poll(&mut self, room: Room) -> Option<Output> {
+        // A thousand answers for the kernel need not ask each other core a thousand times.
+        if !self.is_drained {
+            if let Some(output) = self.poll_first() {
+                return Some(output);
+            }
+            self.is_drained = true;
+        }
+        debug_assert!(self.poll_first().is_none(), "a core has an output without an input");
+        if room.local_service
+            && let Some(transmit) = self.local_service.poll_transmit()
+        {
+            return Some(Output::LocalService(transmit));
+        }
+        self.client.poll_mirror().map(Output::Mirror)
+    }
+
+    fn poll_first(&mut self) -> Option<Output> {
         if let Some(request) = self.view.poll_transmit() {
             return Some(Output::View(request));
         }
@@ -445,14 +466,6 @@ impl Node {
             }
             return Some(Output::Client(output));
         }
-        if let Some(transmit) = self.paths.poll_transmit() {
-            return Some(Output::Sa(transmit));
-        }
-        if room.local_service
-            && let Some(transmit) = self.local_service.poll_transmit()
-        {
-            return Some(Output::LocalService(transmit));
-        }
-        self.client.poll_mirror().map(Output::Mirror)
+        self.paths.poll_transmit().map(Output::Sa)
     }
 }
