@@ -46,9 +46,9 @@ pub(crate) fn effective(sources: &[Source]) -> Vec<Setting> {
     for source in sources {
         for setting in values(&source.text, Some(&source.name)) {
             let values: &mut Vec<Setting> = last.entry(setting.key.clone()).or_default();
-            // The elements of [[table]] belong together.
+            // The elements of [[table]] belong together: all are of the file of the last.
             let is_here = |value: &Setting| value.file.as_deref() == Some(&source.name);
-            if setting.value.is_object() && values.iter().all(is_here) {
+            if setting.value.is_object() && values.last().is_none_or(is_here) {
                 values.push(setting);
             } else {
                 *values = vec![setting];
