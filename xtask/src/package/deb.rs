@@ -62,8 +62,8 @@ pub(super) fn end(content: &Content<'_>, root: &Path, about: &About<'_>) -> Resu
 
     let (architecture, glibc) = match about.program {
         Some(program) => {
-            let own = process::output(Command::new("dpkg").arg("--print-architecture"))?;
-            (own.trim().to_owned(), glibc::needed(&fs::read(program)?)?.to_string())
+            let glibc = glibc::needed(&fs::read(program)?)?.to_string();
+            (content.architecture.debian().to_owned(), glibc)
         }
         None => ("all".to_owned(), String::new()),
     };

@@ -82,7 +82,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 mod tests {
     use std::process::Command;
 
-    use super::super::version;
+    use super::super::{Architecture, version};
     use super::*;
     use crate::process;
 
@@ -112,6 +112,7 @@ mod tests {
             workspace: &workspace,
             directory: directory.path().to_owned(),
             version: version(&workspace).expect("a version"),
+            architecture: Architecture::own(),
             ibarr: PathBuf::new(),
             ibfab: PathBuf::new(),
             epoch: "1700000000".to_owned(),

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `package`: packages of the daemon, and of the software fabric, for this machine's architecture. Their programs run
-//! with the C library of RHEL 8. The same commit and compiler give the same bytes.
+//! `package`: packages of the daemon, and of the software fabric, for this machine's architecture or for 64-bit Arm. Their
+//! programs run with the C library of RHEL 8. The same commit and compiler give the same bytes.
 
+mod architecture;
 mod deb;
 mod documents;
 mod fabric;
@@ -23,6 +24,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum as _;
 
+use self::architecture::{Architecture, Builder};
 pub(crate) use self::fabric::module_files;
 use crate::artifacts;
 use crate::process;
@@ -34,6 +36,9 @@ use crate::workspace::{Workspace, cargo};
 pub(crate) struct Args {
     /// Format of the package
     format: Format,
+    /// Architecture of its programs [default: this machine's]
+    #[arg(long)]
+    arch: Option<Architecture>,
     /// Make it once more, in a clone of the checkout, and compare the bytes
     #[arg(long)]
     reproduce: bool,
@@ -50,7 +55,8 @@ enum Format {
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
-    let content = Content::build(workspace)?;
+    let architecture = args.arch.unwrap_or_else(Architecture::own);
+    let content = Content::build(workspace, architecture)?;
     let packages = match args.format {
         Format::Deb => debs(&content)?,
         Format::Rpm => vec![rpm::make(&content)?],
@@ -60,7 +66,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         println!("{}", package.display());
     }
     if args.reproduce {
-        reproduce(workspace, args.format, &packages)?;
+        reproduce(&content, args.format, &packages)?;
     }
     packages.iter().try_for_each(|package| match args.format {
         Format::Deb => lint(workspace, "lintian", &["--fail-on", "error", "--allow-root"], package),
@@ -77,7 +83,8 @@ fn debs(content: &Content<'_>) -> Result<Vec<PathBuf>> {
 }
 
 /// Makes the packages in a clone, where nothing has been built, and compares them.
-fn reproduce(workspace: &Workspace, format: Format, packages: &[PathBuf]) -> Result<()> {
+fn reproduce(content: &Content<'_>, format: Format, packages: &[PathBuf]) -> Result<()> {
+    let workspace = content.workspace;
     let clone = workspace.target().join("package/clone");
     if clone.exists() {
         fs::remove_dir_all(&clone)?;
@@ -86,6 +93,7 @@ fn reproduce(workspace: &Workspace, format: Format, packages: &[PathBuf]) -> Res
     process::run(git.args(["clone", "--quiet"]).arg(workspace.root()).arg(&clone))?;
     let name = format.to_possible_value().context("a format has a name")?;
     let mut make = cargo(&clone, &["xtask", "package", name.get_name()]);
+    make.args(["--arch", content.architecture.debian()]);
     process::run(make.env("CARGO_TARGET_DIR", clone.join("target")))?;
     for package in packages {
         let again = clone.join("target/package").join(package.file_name().context("a file")?);
@@ -119,7 +127,7 @@ pub(crate) struct Packages {
 
 /// Makes the packages, and shows that each one made again has the same bytes.
 pub(crate) fn prove(workspace: &Workspace) -> Result<Packages> {
-    let content = Content::build(workspace)?;
+    let content = Content::build(workspace, Architecture::own())?;
     let twice = |make: fn(&Content<'_>) -> Result<Vec<PathBuf>>| {
         let packages = make(&content)?;
         let read = || packages.iter().map(fs::read).collect::<Result<Vec<_>, _>>();
@@ -136,7 +144,7 @@ pub(crate) fn prove(workspace: &Workspace) -> Result<Packages> {
 
 /// Builds the program as the packages have it.
 pub(crate) fn program(workspace: &Workspace) -> Result<PathBuf> {
-    Ok(Content::build(workspace)?.ibarr)
+    Ok(Content::build(workspace, Architecture::own())?.ibarr)
 }
 
 /// Files of the checkout, their places in the package, and their modes.
@@ -188,6 +196,7 @@ struct Content<'a> {
     /// Where packages are made.
     directory: PathBuf,
     version: String,
+    architecture: Architecture,
     /// The daemon, stripped.
     ibarr: PathBuf,
     /// The software fabric, stripped.
@@ -201,13 +210,11 @@ struct Content<'a> {
 }
 
 impl<'a> Content<'a> {
-    fn build(workspace: &'a Workspace) -> Result<Self> {
-        let zig = tools::Zig::ensure(workspace)?;
-        let target = format!("{}-unknown-linux-gnu.{}", env::consts::ARCH, glibc::OLDEST);
+    fn build(workspace: &'a Workspace, architecture: Architecture) -> Result<Self> {
+        let builder = Builder::ensure(workspace, architecture)?;
         let release = |directory: &Path, package: &str, name: &str| -> Result<PathBuf> {
-            let mut cargo = zig.cargo(directory, &["zigbuild", "--locked", "--release"]);
-            cargo.args(["--package", package, "--bin", name, "--target", &target]);
-            cargo.arg("--target-dir").arg(workspace.target().join("package"));
+            let mut cargo = builder.cargo(directory, &["zigbuild", "--locked", "--release"]);
+            cargo.args(["--package", package, "--bin", name]);
             cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
             cargo.env("CARGO_ENCODED_RUSTFLAGS", remaps(workspace)?);
             cargo.env("RUSTC_WRAPPER", workspace.root().join("xtask/src/package/rustc.sh"));
@@ -223,6 +230,7 @@ impl<'a> Content<'a> {
             workspace,
             directory: workspace.target().join("package"),
             version: version(workspace)?,
+            architecture,
             ibarr: release(workspace.root(), "ibarr-user", "ibarr")?,
             ibfab: release(&workspace.house(), "ibarr-fabric", "ibfab")?,
             epoch: match env::var("SOURCE_DATE_EPOCH") {

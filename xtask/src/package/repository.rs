@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{Content, debs, files, make_dir, rpm, write};
+use super::{Architecture, Content, debs, files, make_dir, rpm, write};
 use crate::process;
 use crate::tools::{self, Toolbox};
 use crate::workspace::{Workspace, cargo};
@@ -30,7 +30,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
-    let content = Content::build(workspace)?;
+    let content = Content::build(workspace, Architecture::own())?;
     let mut packages = debs(&content)?;
     packages.push(rpm::make(&content)?);
     let default = || content.directory.join("repository");

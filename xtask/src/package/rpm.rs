@@ -2,7 +2,6 @@
 
 //! The package for RHEL and its relatives, made by rpmbuild.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -65,11 +64,12 @@ pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
         define.push_str(value.to_str().context("the checkout's path is not UTF-8")?);
         rpmbuild.arg("--define").arg(define);
     }
-    rpmbuild.arg("--target").arg(env::consts::ARCH).arg("--quiet").arg("-bb").arg(&path);
+    let architecture = content.architecture.rust();
+    rpmbuild.args(["--target", architecture, "--quiet", "-bb"]).arg(&path);
     process::output(&mut rpmbuild)?;
-    let name = format!("ibarr-{}-1.{}.rpm", content.version, env::consts::ARCH);
+    let name = format!("ibarr-{}-1.{}.rpm", content.version, architecture);
     let package = directory.join(&name);
-    fs::rename(top.join("RPMS").join(env::consts::ARCH).join(name), &package)?;
+    fs::rename(top.join("RPMS").join(architecture).join(name), &package)?;
     Ok(package)
 }
 

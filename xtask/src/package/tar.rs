@@ -2,7 +2,6 @@
 
 //! An archive of the same files as in the packages, for systems without dpkg.
 
-use std::env;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,7 +13,7 @@ use crate::process;
 
 /// Makes the archive in `target/package`.
 pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
-    let name = format!("ibarr-{}-{}", content.version, env::consts::ARCH);
+    let name = format!("ibarr-{}-{}", content.version, content.architecture.rust());
     let directory = &content.directory;
     let parent = directory.join("tar");
     if parent.exists() {

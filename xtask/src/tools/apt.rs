@@ -43,18 +43,20 @@ impl Apt {
             .context("/var/lib/dpkg/status, dpkg's list of packages, is unreadable")?;
         fs::write(dir.join("status"), installed(&status, packages))?;
         let sources = sources::of_this_machine(suites)?;
-        let known = fs::read_to_string(dir.join("debian.sources")).unwrap_or_default();
         fs::write(dir.join("debian.sources"), &sources)?;
+        let foreign = foreign(packages);
         let config = dir.join("apt.conf");
         let system = process::output(Command::new("apt-config").arg("dump"))?;
-        fs::write(&config, configuration(dir, &system)?)?;
+        fs::write(&config, configuration(dir, &system, foreign)?)?;
 
         let apt = Self { config, archives };
+        let lists = format!("{sources}{}", foreign.unwrap_or_default());
         let updated = dir.join("updated");
-        if known != sources || !is_fresh(&updated) {
+        let known = fs::read_to_string(&updated).unwrap_or_default();
+        if known != lists || !is_fresh(&updated) {
             eprintln!("tools: reading Debian's package lists");
             process::output(&mut apt.get(&["update", "--error-on=any"]))?;
-            fs::write(updated, "")?;
+            fs::write(updated, lists)?;
         }
         Ok(apt)
     }
@@ -133,11 +135,14 @@ fn reaching(system: &str) -> String {
 }
 
 /// apt's configuration in `dir`.
-fn configuration(dir: &Path, system: &str) -> Result<String> {
+fn configuration(dir: &Path, system: &str, foreign: Option<&str>) -> Result<String> {
+    let foreign = foreign.map_or_else(String::new, |architecture| {
+        format!("APT::Architectures:: \"{architecture}\";\n")
+    });
     let dir = dir.to_str().context("the target directory's name is not UTF-8")?;
     let reaching = reaching(system);
     Ok(format!(
-        "{reaching}\
+        "{reaching}{foreign}\
          APT::Get::Upgrade-By-Source-Package \"false\";\n\
          APT::Get::Assume-Yes \"true\";\n\
          Dir::State \"{dir}\";\n\
@@ -153,6 +158,11 @@ fn configuration(dir: &Path, system: &str) -> Result<String> {
     ))
 }
 
+/// The architecture of `packages` (`package:architecture`) that is not this machine's, if there is one.
+fn foreign<'a>(packages: &[&'a str]) -> Option<&'a str> {
+    packages.iter().find_map(|package| Some(package.split_once(':')?.1))
+}
+
 /// dpkg's list of packages, reduced to the installed packages, their versions, and what they provide.
 /// Without their dependencies, no broken dependency, conflict or upgrade of the system can come into the
 /// plan. The `wanted` packages (`package` or `package/suite`) are left out, so that they are fetched.
@@ -164,7 +174,7 @@ fn installed(status: &str, wanted: &[&str]) -> String {
         let is_installed = stanza.lines().any(|line| line == "Status: install ok installed");
         let name = stanza.lines().find_map(|line| line.strip_prefix("Package: "));
         let is_wanted =
-            |name| wanted.iter().any(|wanted: &&str| wanted.split('/').next() == Some(name));
+            |name| wanted.iter().any(|wanted: &&str| wanted.split(['/', ':']).next() == Some(name));
         if !is_installed || name.is_none_or(is_wanted) {
             continue;
         }
@@ -198,7 +208,8 @@ impl Planned<'_> {
 
     /// The package and its version, as apt takes them.
     fn wanted(&self) -> String {
-        format!("{}={}", self.name(), self.version())
+        let architecture = self.file.rsplit('_').next().and_then(|end| end.strip_suffix(".deb"));
+        format!("{}:{}={}", self.name(), architecture.unwrap_or("all"), self.version())
     }
 
     fn version(&self) -> String {
@@ -226,6 +237,7 @@ mod tests {
         let package = parse_uri(line).expect("a package");
         assert_eq!(package.name(), "qemu-system-x86");
         assert_eq!(package.version(), "1:7.2+dfsg-7");
+        assert_eq!(package.wanted(), "qemu-system-x86:amd64=1:7.2+dfsg-7");
         assert_eq!(package.size, 9_148_808);
     }
 
@@ -254,7 +266,7 @@ mod tests {
                       Acquire::http::Proxy \"http://proxy:3128\";\n\
                       Acquire::IndexTargets::deb::DEP-11::MetaKey \"x\";\n\
                       Acquire::Languages \"de\";\n";
-        let own = configuration(Path::new("/t"), system).expect("a name in UTF-8");
+        let own = configuration(Path::new("/t"), system, None).expect("a name in UTF-8");
         assert!(own.contains("Acquire::http::Proxy \"http://proxy:3128\";"));
         for foreign in ["Post-Invoke", "DEP-11", "\"de\""] {
             assert!(!own.contains(foreign), "{foreign}");

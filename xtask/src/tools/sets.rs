@@ -259,6 +259,16 @@ pub(crate) const REPOSITORY: Set = Set {
     only: &[],
 };
 
+/// A Rust compiler for this machine with the standard library of 64-bit Arm, which rustup may not reach.
+pub(crate) const RUST_ARM64: Set = Set {
+    name: "rust-arm64",
+    purpose: "compiles for 64-bit Arm, for `package --arch arm64`",
+    programs: &[],
+    packages: &["rustc-web", "libstd-rust-web-dev", "libstd-rust-web-dev:arm64"],
+    suites: &["bookworm-security"],
+    only: &["rustc-web_", "libstd-rust-web-", "libllvm"],
+};
+
 pub(super) const SETS: &[&Set] = &[
     &IPROUTE2,
     &BPFTOOL,
@@ -284,4 +294,5 @@ pub(super) const SETS: &[&Set] = &[
     &LOWDOWN,
     &RPM,
     &REPOSITORY,
+    &RUST_ARM64,
 ];
