@@ -18,7 +18,6 @@ pub(crate) enum Architecture {
 }
 
 impl Architecture {
-    /// This machine's.
     pub(crate) fn own() -> Self {
         if cfg!(target_arch = "aarch64") { Self::Arm64 } else { Self::Amd64 }
     }

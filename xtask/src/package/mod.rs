@@ -24,7 +24,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum as _;
 
-use self::architecture::{Architecture, Builder};
+pub(crate) use self::architecture::{Architecture, Builder};
 pub(crate) use self::fabric::module_files;
 use crate::artifacts;
 use crate::process;
@@ -145,6 +145,15 @@ pub(crate) fn prove(workspace: &Workspace) -> Result<Packages> {
 /// Builds the program as the packages have it.
 pub(crate) fn program(workspace: &Workspace) -> Result<PathBuf> {
     Ok(Content::build(workspace, Architecture::own())?.ibarr)
+}
+
+/// Makes the packages of `architecture`, and returns the program in them.
+pub(crate) fn all(workspace: &Workspace, architecture: Architecture) -> Result<PathBuf> {
+    let content = Content::build(workspace, architecture)?;
+    debs(&content)?;
+    rpm::make(&content)?;
+    tar::make(&content)?;
+    Ok(content.ibarr)
 }
 
 /// Files of the checkout, their places in the package, and their modes.

@@ -125,6 +125,14 @@ pub(super) const LEVELS: &[Level] = &[
         run: cluster_in_vm,
     },
     Level {
+        name: "arm64",
+        what: "the packages for 64-bit Arm, emulated: tests of the formats, and the daemon with its BPF programs on \
+               Debian 12's kernel; before each release, and not part of `all`",
+        fast: false,
+        budget: Duration::from_mins(20),
+        run: arm64,
+    },
+    Level {
         name: "nightly",
         what: "unused dependencies, 1000 more networks, the levels `vm-` on Debian 13's kernel, and the daemon on \
                Debian 11's and the newest; before each release, and not part of `all`",
@@ -134,8 +142,8 @@ pub(super) const LEVELS: &[Level] = &[
     },
 ];
 
-/// The level for which CI has no time.
-const NIGHTLY: &str = "nightly";
+/// The levels for which CI has no time.
+const BEFORE_RELEASES: [&str; 2] = ["arm64", "nightly"];
 
 /// Tests that run in guests alone: this machine's kernel may have no VRFs.
 const NEED_VRFS: &[&str] = &["responder::vrf::"];
@@ -155,7 +163,7 @@ pub(super) fn choose(names: &[String]) -> Result<Vec<&'static Level>> {
     let asked = |name: &str| names.iter().any(|asked| asked == name);
     let is_chosen = |level: &&Level| {
         let in_group = level.fast && asked("fast") || level.name.starts_with("vm-") && asked("vm");
-        asked("all") && level.name != NIGHTLY || in_group || asked(level.name)
+        asked("all") && !BEFORE_RELEASES.contains(&level.name) || in_group || asked(level.name)
     };
     Ok(LEVELS.iter().filter(is_chosen).collect())
 }
@@ -385,6 +393,27 @@ fn nightly(bench: &Bench<'_>) -> Result<Outcome> {
     proved(all())
 }
 
+/// What is built for 64-bit Arm, on this machine.
+fn arm64(bench: &Bench<'_>) -> Result<Outcome> {
+    let workspace = bench.workspace;
+    let architecture = package::Architecture::Arm64;
+    let ibarr = package::all(workspace, architecture)?;
+    let toolbox = tools::ensure(workspace, &[&tools::QEMU_USER])?;
+    let libraries = tools::root(workspace, &tools::GLIBC_ARM64)?;
+    // cargo splits it at spaces.
+    let emulator =
+        format!("qemu-aarch64-static -L {}", libraries.join("usr/aarch64-linux-gnu").display());
+    let path = toolbox.path()?;
+    let mut tests = package::Builder::ensure(workspace, architecture)?.cargo(
+        workspace.root(),
+        &["test", "--locked", "--package=ibarr-common", "--lib", "--tests"],
+    );
+    tests.env("PATH", &path).env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", &emulator);
+    let mut count = suite::run_command("formats", &mut tests)?;
+    count.passed += u32::try_from(vm::arm64::prove(workspace, &ibarr)?)?;
+    Ok(Outcome::Passed(count))
+}
+
 /// The outcome of guests, or why none can run.
 fn proved(proof: Result<Result<usize>>) -> Result<Outcome> {
     let proof = match proof {
@@ -438,7 +467,7 @@ mod tests {
     #[test]
     fn fast_and_all_stand_for_levels() {
         assert_eq!(names(&["fast"]), ["lint", "unit", "ibtun"]);
-        assert_eq!(names(&["all"]).len(), LEVELS.len() - 1);
+        assert_eq!(names(&["all"]).len(), LEVELS.len() - BEFORE_RELEASES.len());
         assert_eq!(names(&["nightly"]), ["nightly"]);
         assert_eq!(names(&["lab", "fast"]), ["lint", "unit", "ibtun", "lab"]);
         let in_guests = ["vm-netlink", "vm-responder", "vm-rdma", "vm-cluster"];

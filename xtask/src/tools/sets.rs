@@ -269,6 +269,55 @@ pub(crate) const RUST_ARM64: Set = Set {
     only: &["rustc-web_", "libstd-rust-web-", "libllvm"],
 };
 
+/// Runs programs of 64-bit Arm, each by itself.
+pub(crate) const QEMU_USER: Set = Set {
+    name: "qemu-user",
+    purpose: "runs programs of 64-bit Arm, for `test arm64`",
+    programs: &["qemu-aarch64-static"],
+    packages: &["qemu-user-static"],
+    suites: &[],
+    only: &[],
+};
+
+/// The C library that these programs load.
+pub(crate) const GLIBC_ARM64: Set = Set {
+    name: "glibc-arm64",
+    purpose: "the C library of 64-bit Arm, for `test arm64`",
+    programs: &[],
+    packages: &["libc6-arm64-cross"],
+    suites: &[],
+    only: &["libc6-arm64-cross_", "libgcc-s1-arm64-cross_"],
+};
+
+/// Debian 12's kernel for 64-bit Arm.
+pub(crate) const LINUX_ARM64: Set = Set {
+    name: "linux-arm64",
+    purpose: "Debian 12's kernel for 64-bit Arm, for `test arm64`",
+    programs: &[],
+    packages: &["linux-image-arm64:arm64"],
+    suites: &["bookworm-security"],
+    only: &["linux-image-"],
+};
+
+/// The only program beside ours in a guest of 64-bit Arm.
+pub(crate) const BUSYBOX_ARM64: Set = Set {
+    name: "busybox-arm64",
+    purpose: "a shell of 64-bit Arm, for `test arm64`",
+    programs: &[],
+    packages: &["busybox-static:arm64"],
+    suites: &[],
+    only: &["busybox-static_"],
+};
+
+pub(crate) const QEMU_ARM: Set = Set {
+    name: "qemu-arm",
+    purpose: "a virtual machine of 64-bit Arm, for `test arm64`",
+    programs: &["qemu-system-aarch64"],
+    packages: &["qemu-system-arm"],
+    suites: &[],
+    only: &[],
+};
+
 pub(super) const SETS: &[&Set] = &[
     &IPROUTE2,
     &BPFTOOL,
@@ -295,4 +344,9 @@ pub(super) const SETS: &[&Set] = &[
     &RPM,
     &REPOSITORY,
     &RUST_ARM64,
+    &LINUX_ARM64,
+    &BUSYBOX_ARM64,
+    &QEMU_ARM,
+    &QEMU_USER,
+    &GLIBC_ARM64,
 ];

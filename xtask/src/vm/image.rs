@@ -17,7 +17,7 @@ use crate::artifacts::{self, Artifact};
 
 /// Paths that the guest's `init` reads. `ibtun/guest/src/init.rs` has the same.
 const COMMAND: &str = "/command";
-const MODULES: &str = "/modules";
+pub(super) const MODULES: &str = "/modules";
 /// Modules that a scenario loads itself.
 const LATER: &str = "/later";
 /// The guest's first program, which runs [`COMMAND`].

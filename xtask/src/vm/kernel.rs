@@ -116,7 +116,7 @@ impl Kernel {
     }
 
     /// The kernel whose package was unpacked in `root`.
-    fn find(name: &'static str, root: &Path) -> Result<Self> {
+    pub(super) fn find(name: &'static str, root: &Path) -> Result<Self> {
         // Newer packages have both below /usr/lib/modules.
         let places = ["lib/modules", "usr/lib/modules"].map(|place| root.join(place));
         let parent = places.into_iter().find(|place| place.is_dir());

@@ -5,6 +5,7 @@
 //! This needs neither root nor KVM. A scenario is a command that the guest runs, the modules to load before,
 //! and our programs in the guest's file system.
 
+pub(crate) mod arm64;
 mod cpio;
 mod image;
 mod kernel;
