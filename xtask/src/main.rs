@@ -12,6 +12,7 @@ mod package;
 mod privilege;
 mod process;
 mod sim;
+mod systems;
 mod test;
 mod testbed;
 mod tidy;
@@ -43,6 +44,8 @@ enum Command {
     Monitor,
     Sim(sim::Args),
     Ebpf(ebpf::Args),
+    /// Take the results of this checkout's runs into xtask/systems.txt, and make README's table of them
+    Systems,
     Fuzz(fuzz::Args),
     Package(package::Args),
     Repository(package::repository::Args),
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Package(args) => package::run(&workspace, &args),
         Command::Repository(args) => package::repository::run(&workspace, &args),
+        Command::Systems => systems::run(&workspace),
         Command::Tidy => tidy::check(&workspace),
         Command::Checkpatch => checkpatch::check(&workspace),
         Command::Tools(args) => tools::run(&workspace, &args),

@@ -12,6 +12,7 @@ use super::{Bench, Level, Outcome, contrib};
 use crate::artifacts::{self, Artifact};
 use crate::ebpf::{self, Toolchain};
 use crate::privilege::Privilege;
+use crate::systems::{self, How, Row};
 use crate::tools::{Set, Toolbox};
 use crate::workspace::Workspace;
 use crate::{fuzz, package, process, sim, testbed, tidy, tools, vm};
@@ -363,7 +364,12 @@ fn install(bench: &Bench<'_>) -> Result<Outcome> {
         ("IBARR_DEPLOY_ROOT", deploy_root.as_os_str()),
     ];
     let tests = bench.built()?.iter().filter(|artifact| is_of_package(artifact));
-    Ok(Outcome::Passed(suite::run(bench.workspace, tests, bench.privilege, &variables, &[])?))
+    let count = suite::run(bench.workspace, tests, bench.privilege, &variables, &[])?;
+    let passed = usize::try_from(count.passed)?;
+    let (how, system, what) = (How::Ran, "Debian 12".to_owned(), "install".to_owned());
+    let row = Row { system, how, what, passed, of: passed, with: "systemd 252".to_owned() };
+    systems::record(bench.workspace, &[row])?;
+    Ok(Outcome::Passed(count))
 }
 
 fn virtual_machines(bench: &Bench<'_>) -> Result<Outcome> {

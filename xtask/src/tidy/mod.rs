@@ -19,6 +19,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::process;
+use crate::systems;
 use crate::workspace::{self, Workspace};
 
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
@@ -46,6 +47,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     problems.extend(text::paths_in_comments(&files));
     problems.extend(text::proofs(&files));
     problems.extend(text::test_command(&files));
+    problems.extend(table_of_systems(&files));
     problems.extend(house::check(&files));
     problems.extend(walks::check(&files));
     problems.extend(weight::check(&files));
@@ -59,6 +61,12 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     }
     eprintln!("tidy: {} files are in order", files.len());
     Ok(())
+}
+
+/// Checks that the table of systems is that of the results.
+fn table_of_systems(files: &[File]) -> Option<String> {
+    let text = |path| files.iter().find(|file| file.path == path).map(|file| file.text.as_str());
+    systems::check(text("README.md")?, text(systems::RESULTS).unwrap_or_default())
 }
 
 /// A text file of the project.

@@ -9,6 +9,7 @@ pub(crate) mod arm64;
 mod cpio;
 mod image;
 mod kernel;
+mod levels;
 mod libraries;
 mod module;
 mod qemu;
@@ -26,12 +27,15 @@ use clap::{Subcommand, ValueEnum};
 
 use self::image::Program;
 use self::kernel::Version;
+pub(crate) use self::levels::{
+    prove, prove_cluster, prove_ends, prove_newer, prove_rdma, prove_responder,
+};
 use self::qemu::Processors;
 use self::run::{Machines, Prepared};
 use self::table::Table;
 use crate::artifacts::Artifact;
 use crate::workspace::Workspace;
-use crate::{artifacts, checkpatch, tools};
+use crate::{artifacts, systems, tools};
 
 /// Run our programs on Debian's stock kernels, or on your own, in a virtual machine
 #[derive(clap::Args)]
@@ -208,6 +212,16 @@ impl Fabric {
 }
 
 impl Scenario {
+    /// Whether it is all that its name says, so that its result counts for a system.
+    fn is_whole(&self) -> bool {
+        match self {
+            Self::Responder { tests, .. } => tests == RESPONDER,
+            Self::Ls { daemon, .. } => daemon.is_empty(),
+            Self::Shell | Self::Exec { .. } | Self::AcmSpeed | Self::RxeSpeed => false,
+            _ => true,
+        }
+    }
+
     /// The guest's own program.
     fn program(&self) -> &'static str {
         match self {
@@ -258,7 +272,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         (None, Scenario::Shell) => SHELL_DEADLINE,
         (None, _) => DEADLINE,
     };
-    prove_all(workspace, &mut machines, &scenarios, deadline).map(drop)
+    prove_all(workspace, &mut machines, &scenarios, deadline, None).map(drop)
 }
 
 /// `bench acm`: in guests, because ibacm needs an HCA.
@@ -274,87 +288,14 @@ fn all_on_the_fabric() -> Vec<Scenario> {
     all.into_iter().map(|scenario| Scenario::Run { scenario: Some(scenario) }).collect()
 }
 
-/// Runs the scenarios of the level `vm-netlink` of `test` on the oldest kernel. Returns how many claims hold.
-///
-/// # Errors
-/// The outer error: this machine cannot run it, and why. The inner error: something failed.
-pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
-    let mut machines = Machines::fetch(workspace, &[Version::V6_1])?;
-    Ok(prove_all(workspace, &mut machines, &netlink(), DEADLINE))
-}
-
-/// Like [`prove`], for the responder and its programs, with fewer rounds.
-pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
-    let mut machines = Machines::fetch(workspace, &[Version::V6_1])?;
-    Ok(prove_all(workspace, &mut machines, &responder(), LONG_DEADLINE))
-}
-
-/// Like [`prove`], for software HCAs and the scenarios on them.
-pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
-    let mut machines = with_fabric(workspace, &[Version::V6_1])?;
-    let scenarios: Vec<_> =
-        [Scenario::Ibtun { records: ODD_RECORDS }].into_iter().chain(all_on_the_fabric()).collect();
-    let style = checkpatch::check(workspace);
-    Ok(style.and_then(|()| prove_all(workspace, &mut machines, &scenarios, DEADLINE)))
-}
-
-/// All of these, on the kernels that they leave out.
-pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
-    let mut machines = with_fabric(workspace, &[Version::V6_12])?;
-    let fabric = [Scenario::Ibtun { records: ODD_RECORDS }].into_iter().chain(all_on_the_fabric());
-    let scenarios: Vec<_> = netlink().into_iter().chain(responder()).chain(fabric).collect();
-    Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE))
-}
-
-/// What a node needs first, on the oldest kernel with answers in the kernel and on the newest.
-pub(crate) fn prove_ends(workspace: &Workspace) -> Result<Result<usize>> {
-    let mut oldest = with_fabric(workspace, &[Version::V5_10])?;
-    let fabric = Scenario::Run { scenario: Some(Fabric::B) };
-    let on_oldest: Vec<_> = responder().into_iter().chain([fabric]).collect();
-    let held = prove_all(workspace, &mut oldest, &on_oldest, LONG_DEADLINE);
-    drop(oldest);
-    let mut newest = Machines::fetch(workspace, &[Version::Newest])?;
-    let on_newest = prove_all(workspace, &mut newest, &responder(), LONG_DEADLINE);
-    Ok(held.and_then(|held| Ok(held + on_newest?)))
-}
-
-/// Like [`prove`], for two guests at once, with different kernels.
-pub(crate) fn prove_cluster(workspace: &Workspace) -> Result<Result<usize>> {
-    let pair = vec![Version::V6_1, Version::V6_12];
-    let mut machines = with_fabric(workspace, &pair)?;
-    Ok(prove_all(workspace, &mut machines, &[Scenario::Cluster { pair }], DEADLINE))
-}
-
-fn netlink() -> [Scenario; 5] {
-    let ls = |ibarr, steady| Scenario::Ls { ibarr, steady, daemon: Vec::new() };
-    [Scenario::Hello, ls(false, false), ls(true, false), ls(true, true), Scenario::Daemon]
-}
-
-fn responder() -> [Scenario; 3] {
-    let half = |half| {
-        let tests = RESPONDER.to_owned();
-        Scenario::Responder { tests, rounds: 4, half: Some(half) }
-    };
-    [half(Half::First), half(Half::Second), Scenario::Bpf]
-}
-
-/// Machines, and what scenarios on the software fabric need besides.
-fn with_fabric(workspace: &Workspace, versions: &[Version]) -> Result<Machines> {
-    module::compiler()?;
-    let sets =
-        [&tools::RDMA, &tools::BPFTOOL, &tools::PERFTEST, &tools::PYVERBS, &tools::LINUX_SOURCE];
-    for set in sets {
-        tools::root(workspace, set)?;
-    }
-    Machines::fetch(workspace, versions)
-}
-
-/// Runs all, also after a failure. Returns how many claims hold.
+/// Runs all, also after a failure. Returns how many claims hold. Results are recorded for the `level`, or for each
+/// scenario.
 fn prove_all(
     workspace: &Workspace,
     machines: &mut Machines,
     scenarios: &[Scenario],
     deadline: Duration,
+    level: Option<&str>,
 ) -> Result<usize> {
     let prepared = scenarios.iter().map(|scenario| prepare(workspace, scenario));
     let mut prepared = prepared.collect::<Result<Vec<_>>>()?;
@@ -370,6 +311,9 @@ fn prove_all(
         machines.run_both(&prepared, deadline, &mut table)?;
     } else {
         machines.run(&prepared, deadline, &mut table)?;
+    }
+    if scenarios.iter().all(Scenario::is_whole) {
+        systems::record(workspace, &table.rows(level, |kernel| machines.release(kernel)))?;
     }
     table.end()
 }
@@ -469,7 +413,11 @@ fn prepare_responder(
     half: Option<Half>,
     prepared: &mut Prepared,
 ) -> Result<()> {
-    prepared.name = if half == Some(Half::Second) { "responder-2" } else { "responder" };
+    prepared.name = match half {
+        None => "responder",
+        Some(Half::First) => "responder-1",
+        Some(Half::Second) => "responder-2",
+    };
     prepared.processors = Processors::One;
     prepared.modules = &["veth", "vrf", "sch_ingress", "cls_bpf"];
     prepared.programs.push(image::ours("/bin/system", &tests(workspace, "system")?)?);

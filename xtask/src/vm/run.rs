@@ -89,6 +89,12 @@ impl Machines {
         self.kernels.iter_mut().try_for_each(|kernel| kernel.build_module(workspace))
     }
 
+    /// What `uname -r` says on the kernel with this name.
+    pub(super) fn release(&self, name: &str) -> &str {
+        let kernel = self.kernels.iter().find(|kernel| kernel.name == name);
+        kernel.map_or("", |kernel| &kernel.release)
+    }
+
     /// Runs scenarios on each kernel, two guests at a time, and adds the results to the table. A guest that
     /// measures runs alone, after the others.
     pub(super) fn run(

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use super::tap::Tap;
+use crate::systems::{How, Row};
 
 /// A row for each scenario, a column for each kernel, both in the order in which they ran.
 #[derive(Debug, Default)]
@@ -33,6 +34,36 @@ pub(super) struct Cell {
 impl Table {
     pub(super) fn add(&mut self, cell: Cell) {
         self.cells.push(cell);
+    }
+
+    /// The results of each kernel: one of the `level`, or one of each scenario. `release` has the release of a
+    /// kernel by its name.
+    pub(super) fn rows<'a>(
+        &self,
+        level: Option<&str>,
+        release: impl Fn(&str) -> &'a str,
+    ) -> Vec<Row> {
+        let mut rows: Vec<Row> = Vec::new();
+        // A scenario of two guests is one of both kernels.
+        let cells = self.cells.iter();
+        let cells = cells.flat_map(|cell| cell.kernel.split(", ").map(move |name| (cell, name)));
+        for (cell, kernel) in cells {
+            let (passed, failed) = (cell.tap.passed(), cell.tap.failed());
+            // A guest that died has made fewer claims than it would have.
+            let lost = usize::from(!cell.success && failed == 0);
+            let of = passed + failed + lost;
+            let system = format!("Linux {kernel}");
+            // Two guests share the tests of `responder`.
+            let what = level.unwrap_or(cell.scenario.trim_end_matches(['-', '1', '2'])).to_owned();
+            let same = |row: &&mut Row| row.system == system && row.what == what;
+            if let Some(row) = rows.iter_mut().find(same) {
+                (row.passed, row.of) = (row.passed + passed, row.of + of);
+            } else {
+                let with = release(kernel).to_owned();
+                rows.push(Row { system, how: How::Ran, what, passed, of, with });
+            }
+        }
+        rows
     }
 
     /// Prints it, unless there is only one scenario on one kernel. Returns how many claims hold.
@@ -134,6 +165,9 @@ mod tests {
                 "run-b on 6.12: half of it",
             ]
         );
+        let rows = table.rows(None, |kernel| if kernel == "6.1" { "6.1.0-9" } else { "6.12.9" });
+        assert_eq!(rows[0].to_string(), "Linux 6.1 | ran | run-a | 2 of 2 | 6.1.0-9");
+        assert_eq!(rows[2].to_string(), "Linux 6.12 | ran | run-b | 1 of 2 | 6.12.9");
         let error = table.end().expect_err("two failed").to_string();
         assert_eq!(
             error,
@@ -148,5 +182,17 @@ mod tests {
         table.add(cell("hello", "6.1", "ok 1 - is\n1..1"));
         table.add(cell("ls", "6.1", "ok 1 - is\nok 2 - too\n1..2"));
         assert_eq!(table.end().expect("all hold"), 3);
+    }
+
+    #[test]
+    fn two_halves_and_all_of_a_level_have_one_result() {
+        let mut table = Table::default();
+        table.add(cell("responder-1", "6.1", "ok 1 - is\n1..1"));
+        table.add(cell("responder-2", "6.1", "ok 1 - is\nok 2 - too\n1..2"));
+        for (level, what) in [(None, "responder"), (Some("vm-x"), "vm-x")] {
+            let rows = table.rows(level, |_| "6.1.0-9");
+            let rows: Vec<_> = rows.iter().map(Row::to_string).collect();
+            assert_eq!(rows, [format!("Linux 6.1 | ran | {what} | 3 of 3 | 6.1.0-9")]);
+        }
     }
 }

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! The levels of `test` that run in guests.
+
+use anyhow::Result;
+
+use super::kernel::Version;
+use super::run::Machines;
+use super::{
+    DEADLINE, Fabric, Half, LONG_DEADLINE, ODD_RECORDS, RESPONDER, Scenario, all_on_the_fabric,
+    module, prove_all,
+};
+use crate::workspace::Workspace;
+use crate::{checkpatch, tools};
+
+/// Runs the scenarios of the level `vm-netlink` of `test` on the oldest kernel. Returns how many claims hold.
+///
+/// # Errors
+/// The outer error: this machine cannot run it, and why. The inner error: something failed.
+pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
+    let mut machines = Machines::fetch(workspace, &[Version::V6_1])?;
+    Ok(prove_all(workspace, &mut machines, &netlink(), DEADLINE, Some("vm-netlink")))
+}
+
+/// Like [`prove`], for the responder and its programs, with fewer rounds.
+pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
+    let mut machines = Machines::fetch(workspace, &[Version::V6_1])?;
+    Ok(prove_all(workspace, &mut machines, &responder(), LONG_DEADLINE, Some("vm-responder")))
+}
+
+/// Like [`prove`], for software HCAs and the scenarios on them.
+pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
+    let mut machines = with_fabric(workspace, &[Version::V6_1])?;
+    let scenarios: Vec<_> =
+        [Scenario::Ibtun { records: ODD_RECORDS }].into_iter().chain(all_on_the_fabric()).collect();
+    let style = checkpatch::check(workspace);
+    let level = Some("vm-rdma");
+    Ok(style.and_then(|()| prove_all(workspace, &mut machines, &scenarios, DEADLINE, level)))
+}
+
+/// All of these, on the kernels that they leave out.
+pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
+    let mut machines = with_fabric(workspace, &[Version::V6_12])?;
+    let fabric = [Scenario::Ibtun { records: ODD_RECORDS }].into_iter().chain(all_on_the_fabric());
+    let scenarios: Vec<_> = netlink().into_iter().chain(responder()).chain(fabric).collect();
+    Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE, Some("nightly")))
+}
+
+/// What a node needs first, on the oldest kernel with answers in the kernel and on the newest.
+pub(crate) fn prove_ends(workspace: &Workspace) -> Result<Result<usize>> {
+    let mut oldest = with_fabric(workspace, &[Version::V5_10])?;
+    let fabric = Scenario::Run { scenario: Some(Fabric::B) };
+    let on_oldest: Vec<_> = responder().into_iter().chain([fabric]).collect();
+    let held = prove_all(workspace, &mut oldest, &on_oldest, LONG_DEADLINE, None);
+    drop(oldest);
+    let mut newest = Machines::fetch(workspace, &[Version::Newest])?;
+    let on_newest = prove_all(workspace, &mut newest, &responder(), LONG_DEADLINE, None);
+    Ok(held.and_then(|held| Ok(held + on_newest?)))
+}
+
+/// Like [`prove`], for two guests at once, with different kernels.
+pub(crate) fn prove_cluster(workspace: &Workspace) -> Result<Result<usize>> {
+    let pair = vec![Version::V6_1, Version::V6_12];
+    let mut machines = with_fabric(workspace, &pair)?;
+    let scenarios = [Scenario::Cluster { pair }];
+    Ok(prove_all(workspace, &mut machines, &scenarios, DEADLINE, Some("vm-cluster")))
+}
+
+fn netlink() -> [Scenario; 5] {
+    let ls = |ibarr, steady| Scenario::Ls { ibarr, steady, daemon: Vec::new() };
+    [Scenario::Hello, ls(false, false), ls(true, false), ls(true, true), Scenario::Daemon]
+}
+
+fn responder() -> [Scenario; 3] {
+    let half = |half| {
+        let tests = RESPONDER.to_owned();
+        Scenario::Responder { tests, rounds: 4, half: Some(half) }
+    };
+    [half(Half::First), half(Half::Second), Scenario::Bpf]
+}
+
+/// Machines, and what scenarios on the software fabric need besides.
+fn with_fabric(workspace: &Workspace, versions: &[Version]) -> Result<Machines> {
+    module::compiler()?;
+    let sets =
+        [&tools::RDMA, &tools::BPFTOOL, &tools::PERFTEST, &tools::PYVERBS, &tools::LINUX_SOURCE];
+    for set in sets {
+        tools::root(workspace, set)?;
+    }
+    Machines::fetch(workspace, versions)
+}
