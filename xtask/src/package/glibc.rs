@@ -6,12 +6,12 @@ use std::fmt;
 
 use anyhow::{Context as _, Result, bail};
 use object::Endianness;
-use object::elf::FileHeader64;
-use object::read::elf::FileHeader as _;
+use object::elf::{DT_NEEDED, FileHeader64};
+use object::read::elf::{Dyn as _, FileHeader as _};
 
 /// Major and minor number.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(super) struct Version(u32, u32);
+pub(super) struct Version(pub(super) u32, pub(super) u32);
 
 /// The C library of RHEL 8, the oldest that the packages are for.
 pub(super) const OLDEST: Version = Version(2, 28);
@@ -28,6 +28,20 @@ pub(super) fn needed(program: &[u8]) -> Result<Version> {
         );
     }
     Ok(needed)
+}
+
+/// The libraries that `program` needs, by their file names.
+pub(super) fn libraries(program: &[u8]) -> Result<Vec<String>> {
+    let header = FileHeader64::<Endianness>::parse(program)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, program)?;
+    let mut libraries = Vec::new();
+    let Some((entries, link)) = sections.dynamic(endian, program)? else { return Ok(libraries) };
+    let names = sections.strings(endian, program, link)?;
+    for entry in entries.iter().filter(|entry| entry.tag(endian) == DT_NEEDED) {
+        libraries.push(String::from_utf8(entry.string(endian, names)?.to_vec())?);
+    }
+    Ok(libraries)
 }
 
 fn versions(program: &[u8]) -> Result<Vec<Version>> {

@@ -8,6 +8,7 @@ mod deb;
 mod documents;
 mod fabric;
 mod glibc;
+mod libraries;
 pub(crate) mod repository;
 pub(crate) mod root;
 mod rpm;
@@ -62,6 +63,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         Format::Rpm => vec![rpm::make(&content)?],
         Format::Tar => vec![tar::make(&content)?],
     };
+    libraries::compare(&content)?;
     for package in &packages {
         println!("{}", package.display());
     }
@@ -128,6 +130,7 @@ pub(crate) struct Packages {
 /// Makes the packages, and shows that each one made again has the same bytes.
 pub(crate) fn prove(workspace: &Workspace) -> Result<Packages> {
     let content = Content::build(workspace, Architecture::own())?;
+    libraries::compare(&content)?;
     let twice = |make: fn(&Content<'_>) -> Result<Vec<PathBuf>>| {
         let packages = make(&content)?;
         let read = || packages.iter().map(fs::read).collect::<Result<Vec<_>, _>>();
