@@ -44,7 +44,7 @@ enum Command {
     Monitor,
     Sim(sim::Args),
     Ebpf(ebpf::Args),
-    /// Take the results of this checkout's runs into xtask/systems.txt, and make README's table of them
+    /// Take the results of this checkout's runs into xtask/systems.txt, and make the table of docs/systems.md of them
     Systems,
     Fuzz(fuzz::Args),
     Package(package::Args),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! `systems`: what ran on which system. Runs write their results to `target/systems.txt`; this command takes them
-//! into `xtask/systems.txt`, and makes the table in README.md from that.
+//! into `xtask/systems.txt`, and makes the table in docs/systems.md from that.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -42,7 +42,7 @@ pub(crate) const RESULTS: &str = "xtask/systems.txt";
 /// Those of this checkout's runs, relative to the target directory.
 const OF_RUNS: &str = "systems.txt";
 
-const HEAD: &str = "# What ran on which system; written by cargo xtask systems, which also makes the table in README.md from it.
+const HEAD: &str = "# What ran on which system; written by cargo xtask systems, which also makes the table in docs/systems.md from it.
 # system | how | what | passed | with | commit
 ";
 
@@ -107,19 +107,19 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let file = workspace.root().join(RESULTS);
     let rows = merge(read(&file)?, read(&workspace.target().join(OF_RUNS))?);
     fs::write(&file, text(&rows)).with_context(|| file.display().to_string())?;
-    let readme = workspace.root().join("README.md");
+    let readme = workspace.root().join("docs/systems.md");
     let with_table = with_table(&fs::read_to_string(&readme)?, &rows)?;
-    fs::write(&readme, with_table).context("README.md")?;
+    fs::write(&readme, with_table).context("docs/systems.md")?;
     print!("{}", table(&rows));
     Ok(())
 }
 
-/// What is wrong with the table of README.md.
+/// What is wrong with the table of docs/systems.md.
 pub(crate) fn check(readme: &str, results: &str) -> Option<String> {
     let made = parse(results).and_then(|rows| with_table(readme, &rows));
     match made {
         Ok(made) if made == readme => None,
-        Ok(_) => Some(format!("README.md: its table differs from {RESULTS}: cargo xtask systems")),
+        Ok(_) => Some(format!("docs/systems.md: its table differs from {RESULTS}: cargo xtask systems")),
         Err(error) => Some(format!("{RESULTS}: {error:#}")),
     }
 }
@@ -177,7 +177,7 @@ fn with_table(readme: &str, rows: &[Kept]) -> Result<String> {
         let (_, after) = rest.split_once(END)?;
         Some((before, after))
     });
-    let Some((before, after)) = parts else { bail!("README.md has no place for the table") };
+    let Some((before, after)) = parts else { bail!("docs/systems.md has no place for the table") };
     Ok(format!("{before}{BEGIN}\n{}\n{END}{after}", table(rows)))
 }
 

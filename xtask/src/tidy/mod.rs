@@ -66,7 +66,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
 /// Checks that the table of systems is that of the results.
 fn table_of_systems(files: &[File]) -> Option<String> {
     let text = |path| files.iter().find(|file| file.path == path).map(|file| file.text.as_str());
-    systems::check(text("README.md")?, text(systems::RESULTS).unwrap_or_default())
+    systems::check(text("docs/systems.md")?, text(systems::RESULTS).unwrap_or_default())
 }
 
 /// A text file of the project.
