@@ -10,6 +10,7 @@ use std::net::UdpSocket;
 use std::process::Stdio;
 use std::sync::Arc;
 
+use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
 use ibarr_testbed::lab::netns;
 use ibarr_testbed::start::program;
 use nix::mount::{MntFlags, umount2};
@@ -101,6 +102,58 @@ fn doctor_names_each_fault_of_a_node_until_it_is_mended() {
 }
 
 #[test]
+fn strict_rp_filter_that_drops_a_peers_queries_is_named() {
+    let mut rig = Rig::new();
+    answer_with(ITS_GID, ANSWERING, &Arc::default());
+    rig.start("");
+    let is = |rig: &Rig, state: &str, found: &str| {
+        rig.eventually(&format!("return is {state}, because {found:?}"), || {
+            let checks = examine_by(rig, &[]);
+            let is_it = |check: &Value| {
+                check["state"] == state && check["found"].as_str().unwrap().contains(found)
+            };
+            checks.iter().any(|check| check["check"] == "return" && is_it(check))
+        });
+    };
+    rig.asked(&format!("resolve {ANSWERING}"));
+    is(&rig, "ok", "10.7.0.2 to 10.7.0.1 by eth0");
+    let dropped = || {
+        let netstat = || Ok(fs::read_to_string("/proc/thread-self/net/netstat")?);
+        count(&netns::inside(NODE, netstat).unwrap(), "IPReversePathFilter")
+    };
+    let filter = |value| netns::set(NODE, &[("ipv4/conf/all/rp_filter", value)]).unwrap();
+    filter("0");
+    // The way back leaves by another interface.
+    ip(&format!("-netns {NODE} link add other0 type veth peer name other1"));
+    for link in ["other0", "other1"] {
+        ip(&format!("-netns {NODE} link set {link} up"));
+    }
+    ip(&format!("-netns {NODE} route add {ANSWERING}/32 dev other0"));
+    is(&rig, "warn", "replies leave by other0");
+    filter("1");
+    is(&rig, "fail", "rp_filter drops the queries of 10.7.0.2 to 10.7.0.1 on eth0");
+    // The kernel does drop a query that the programs pass on.
+    let before = dropped();
+    let query = Query::new(Version::V1, MsgId(1), [10, 7, 0, 200].into()).unwrap();
+    rig.eventually("rp_filter drops a query", || {
+        socket(V4).send(query.emit().as_ref());
+        dropped() > before
+    });
+    filter("2");
+    is(&rig, "warn", "replies leave by other0");
+    ip(&format!("-netns {NODE} route del {ANSWERING}/32 dev other0"));
+    is(&rig, "ok", "10.7.0.2 to 10.7.0.1 by eth0");
+}
+
+/// A counter of /proc/net/netstat, where a line of names comes before each line of numbers.
+fn count(netstat: &str, name: &str) -> u64 {
+    let lines: Vec<&str> = netstat.lines().collect();
+    let mut all =
+        lines.chunks(2).flat_map(|pair| pair[0].split_whitespace().zip(pair[1].split_whitespace()));
+    all.find(|(of, _)| *of == name).unwrap().1.parse().unwrap()
+}
+
+#[test]
 fn report_of_a_node_names_no_host_and_no_address() {
     let mut rig = Rig::new();
     answer_with(ITS_GID, ANSWERING, &Arc::default());
@@ -137,9 +190,13 @@ fn report_of_a_node_names_no_host_and_no_address() {
 
 /// All checks of `ibarr doctor` on the node, which sees its own interfaces.
 fn examine(rig: &Rig, peer: &str) -> Vec<Value> {
+    examine_by(rig, &["--peer", peer])
+}
+
+fn examine_by(rig: &Rig, words: &[&str]) -> Vec<Value> {
     let mut command = program("ip");
     command.args(["netns", "exec", NODE]).arg(crate::machine::ibarr());
-    command.args(["doctor", "--json", "--peer", peer, "--run-dir"]).arg(rig.run_dir());
+    command.args(["doctor", "--json"]).args(words).arg("--run-dir").arg(rig.run_dir());
     command.arg("--bpf-dir").arg(rig.bpf_dir());
     command.env(MARKER, rig.machine.marker()).stdin(Stdio::null());
     let output = command.output().unwrap();

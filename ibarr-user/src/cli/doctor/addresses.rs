@@ -68,12 +68,13 @@ pub(super) fn on_links(
     all.iter().filter_map(of).collect()
 }
 
-/// Whether queries of some peers are taken on each interface that has them on its link, and replies leave by it. `route`
-/// is the kernel's route, and `takes` says whether it takes a packet from the first address to the second on an
-/// interface.
+/// Whether queries of some peers are taken on each interface that has them on its link, and replies leave by it. `conf`
+/// is /proc/sys/net/ipv4/conf, `route` is the kernel's route, and `takes` says whether it takes a packet from the first
+/// address to the second on an interface.
 pub(super) fn returns(
     links: &[OnLink],
     peers: &[IpAddr],
+    conf: &Path,
     route: impl Fn(Candidate) -> Result<Route, NoRoute>,
     takes: impl Fn(IfIndex, Ipv4Addr, Ipv4Addr) -> io::Result<()>,
 ) -> Vec<Check> {
@@ -92,9 +93,13 @@ pub(super) fn returns(
             .filter(|back| back.ifindex != *ifindex)
             .map(|back| super::peer::name(back.ifindex));
         let add = format!("ip rule add from {address} table TABLE, with a route by {name} in it");
-        if takes(*ifindex, peer, *address)
-            .is_err_and(|error| error.raw_os_error() == Some(libc::EXDEV))
-        {
+        let is_filtered = |error: io::Error| match error.raw_os_error() {
+            Some(libc::EXDEV) => true,
+            // Linux 6.13 and later do not say why.
+            Some(libc::EINVAL) => setting(conf, name, "rp_filter") > 0,
+            _ => false,
+        };
+        if takes(*ifindex, peer, *address).is_err_and(is_filtered) {
             let by = other
                 .map_or(String::new(), |other| format!(", because the way back leaves by {other}"));
             let found = format!("rp_filter drops the queries of {peer} to {address} on {name}{by}");
@@ -138,13 +143,8 @@ pub(super) fn arp(links: &[OnLink], conf: &Path) -> Option<Check> {
     let mut names: Vec<&str> =
         links.iter().filter(is_beside).map(|link| link.name.as_str()).collect();
     names.dedup();
-    let of = |name: &str| -> u8 {
-        let value = text(&conf.join(name).join("arp_ignore"));
-        value.and_then(|value| value.parse().ok()).unwrap_or_default()
-    };
-    // The kernel takes the larger one (`IN_DEV_MAXCONF`).
     let (open, shut): (Vec<&str>, Vec<&str>) =
-        names.iter().copied().partition(|name| of("all").max(of(name)) == 0);
+        names.iter().copied().partition(|name| setting(conf, name, "arp_ignore") == 0);
     match (&open[..], &shut[..]) {
         ([], []) => None,
         ([], shut) => Some(Check::ok(
@@ -160,6 +160,15 @@ pub(super) fn arp(links: &[OnLink], conf: &Path) -> Option<Check> {
             "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2; then ip neigh flush all on peers",
         )),
     }
+}
+
+/// A setting of an interface: the larger one of its own and that of all (`IN_DEV_MAXCONF`).
+fn setting(conf: &Path, interface: &str, name: &str) -> u8 {
+    let of = |interface: &str| -> u8 {
+        let value = text(&conf.join(interface).join(name));
+        value.and_then(|value| value.parse().ok()).unwrap_or_default()
+    };
+    of("all").max(of(interface))
 }
 
 #[cfg(test)]
@@ -189,20 +198,32 @@ mod tests {
         };
         let states =
             |checks: Vec<Check>| checks.into_iter().map(|check| check.state).collect::<Vec<_>>();
-        let strict = |ifindex: IfIndex, _, _| match ifindex.get() {
-            1 => Ok(()),
-            _ => Err(io::Error::from_raw_os_error(libc::EXDEV)),
+        let conf = tempfile::tempdir().unwrap();
+        std::fs::create_dir(conf.path().join("ib1")).unwrap();
+        let set = |value: &str| std::fs::write(conf.path().join("ib1/rp_filter"), value).unwrap();
+        set("1\n");
+        let refused = |errno: i32| {
+            move |ifindex: IfIndex, _, _| match ifindex.get() {
+                1 => Ok(()),
+                _ => Err(io::Error::from_raw_os_error(errno)),
+            }
         };
-        let checks = returns(&rails(), &peers, by_first, strict);
+        let of = |links: &[OnLink], peers: &[IpAddr], errno: i32| {
+            returns(links, peers, conf.path(), by_first, refused(errno))
+        };
         let found = "rp_filter drops the queries of 10.0.0.9 to 10.0.0.2 on ib1, because the way back leaves by lo";
-        assert_eq!(checks[0].found, found);
-        assert_eq!(states(checks), [CheckState::Fail]);
-        assert_eq!(
-            states(returns(&rails(), &peers, by_first, |_, _, _| Ok(()))),
-            [CheckState::Warn]
-        );
-        assert_eq!(states(returns(&rails()[..1], &peers, by_first, strict)), [CheckState::Ok]);
-        assert_eq!(states(returns(&rails(), &peers[1..], by_first, strict)), [CheckState::Skipped]);
+        for errno in [libc::EXDEV, libc::EINVAL] {
+            let checks = of(&rails(), &peers, errno);
+            assert_eq!(checks[0].found, found);
+            assert_eq!(states(checks), [CheckState::Fail]);
+        }
+        assert_eq!(states(of(&rails()[..1], &peers, libc::EXDEV)), [CheckState::Ok]);
+        assert_eq!(states(of(&rails(), &peers[1..], libc::EXDEV)), [CheckState::Skipped]);
+        // Without rp_filter the kernel has another reason, if any.
+        set("0\n");
+        assert_eq!(states(of(&rails(), &peers, libc::EINVAL)), [CheckState::Warn]);
+        let takes_all = returns(&rails(), &peers, conf.path(), by_first, |_, _, _| Ok(()));
+        assert_eq!(states(takes_all), [CheckState::Warn]);
     }
 
     #[test]

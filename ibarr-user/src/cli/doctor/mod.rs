@@ -145,8 +145,8 @@ fn examine_node(report: &mut Report, daemon: &Daemon, status: &Status, peer: Opt
     }
     let ips: Vec<_> = peers.iter().map(|(target, _)| target.ip).collect();
     let links = addresses::on_links(&status.interfaces, &rtnetlink::networks().unwrap_or_default());
-    report.add_all(addresses::returns(&links, &ips, rtnetlink::route, rtnetlink::takes));
     let conf = Path::new("/proc/sys/net/ipv4/conf");
+    report.add_all(addresses::returns(&links, &ips, conf, rtnetlink::route, rtnetlink::takes));
     report.add_all(addresses::arp(&links, conf).into_iter().collect());
     let ask = || {
         let ask = |&(target, is_remembered): &(Target, bool)| {

@@ -57,7 +57,8 @@ pub(crate) fn networks() -> io::Result<Vec<(IfIndex, Ipv4Addr, Ipv4Net)>> {
 /// Whether the kernel takes a packet from one address to the other that arrives on the interface.
 ///
 /// # Errors
-/// `EXDEV` if rp_filter drops it (`fib_validate_source`); `EINVAL` if its source is impossible.
+/// `EXDEV` if rp_filter drops it (`fib_validate_source`), `EINVAL` from Linux 6.13 on; `EINVAL` if its source is
+/// impossible.
 pub(crate) fn takes(ingress: IfIndex, from: Ipv4Addr, to: Ipv4Addr) -> io::Result<()> {
     ask(&routes::arrival(ingress, from, to), |_| Ok(Some(())))?;
     Ok(())
