@@ -178,7 +178,8 @@ fn report_of_a_node_names_no_host_and_no_address() {
     for planted in [V4, V6, ANSWERING, "10.7.0.", "fd00:7", GID, ITS_GID, "c903", &mac] {
         assert!(!report.contains(planted), "{planted}: {report}");
     }
-    for section in ["versions", "ports", "interfaces", "self-test", "status", "counters"] {
+    for section in ["versions", "ports", "interfaces", "self-test", "journal", "status", "counters"]
+    {
         assert!(report.contains(&format!("\n== {section}\n")), "{section}: {report}");
     }
     // What the daemon answers, and what the peer answers, are told apart.

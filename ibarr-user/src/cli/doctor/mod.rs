@@ -64,8 +64,14 @@ pub(super) fn examine(
             serde_json::json!(counts)
         });
         let Report { checks, .. } = &report;
-        let findings =
-            report::Findings { checks, status: status.as_ref(), counters, peer: name.as_deref() };
+        let journal = report::journal();
+        let findings = report::Findings {
+            checks,
+            status: status.as_ref(),
+            counters,
+            peer: name.as_deref(),
+            journal: &journal,
+        };
         if let Err(error) = report::write(file, dirs, &findings) {
             return ask::fail(not_written(path, &error), daemon.json);
         }

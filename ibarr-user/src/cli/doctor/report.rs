@@ -26,6 +26,8 @@ pub(super) struct Findings<'a> {
     pub(super) counters: Option<Value>,
     /// The name of the peer, if it was named by one.
     pub(super) peer: Option<&'a str>,
+    /// The last lines of the daemon's journal.
+    pub(super) journal: &'a str,
 }
 
 /// Makes the file, which must not exist yet. Others than the user may not read it.
@@ -48,6 +50,11 @@ pub(super) fn write(mut file: File, dirs: &Dirs, findings: &Findings<'_>) -> io:
     findings.peer.into_iter().for_each(|peer| placeholders.hide(peer));
     file.write_all(compose(dirs, findings, &mut placeholders).as_bytes())?;
     file.sync_all()
+}
+
+/// The last lines that the service has logged.
+pub(super) fn journal() -> String {
+    output(&["journalctl", "--unit=ibarr", "--lines=200", "--no-pager", "--quiet", "--no-hostname"])
 }
 
 /// The names that this machine knows of itself and of others.
@@ -115,6 +122,7 @@ fn compose(dirs: &Dirs, findings: &Findings<'_>, placeholders: &mut Placeholders
         format!("{:<8}{check:<14} {found}{remedy}", state.to_string())
     });
     section("self-test", &lines.collect::<Vec<_>>().join("\n"));
+    section("journal", findings.journal);
     let status = findings.status.and_then(|status| serde_json::to_value(status).ok());
     for (title, document) in [("status", &status), ("counters", &findings.counters)] {
         let document = document.as_ref().map(|document| placeholders.replace_in(document));
@@ -258,7 +266,9 @@ mod tests {
                      52:54:00:12:34:56, fd00:9::7";
         let checks = [Check::warn("peer", found, "ping planted-peer.planted.example")];
         let counters = Some(serde_json::json!({"a": 7, "10.9.8.7": "planted-peer"}));
-        let findings = Findings { checks: &checks, status: None, counters, peer: None };
+        let journal = "Nov 26 10:00:00 ibarr[7]: no reply of 10.9.8.7 (planted-peer), \
+                       interface=ib0 gid=fe80::2:c903:0:201 mac=52:54:00:12:34:56";
+        let findings = Findings { checks: &checks, status: None, counters, peer: None, journal };
         let report = compose(&dirs, &findings, &mut placeholders);
         for planted in [
             "10.9.8.7",
@@ -279,6 +289,7 @@ mod tests {
             "lid: 0x12",
             "gids/0: fe80::id-",
             "warn    peer",
+            "== journal\nNov 26 10:00:00 ibarr[7]: no reply of ipv4-1 (host-",
         ] {
             assert!(report.contains(kept), "{kept}: {report}");
         }
