@@ -22,8 +22,12 @@ use crate::regular_file::{self, Link};
 /// not find. The configuration itself, and the files that it names, are read with the rights of the daemon.
 pub(super) fn validate(file: Option<PathBuf>, json: bool) -> Exit {
     let is_in_force = file.as_deref().is_none_or(|file| file == Path::new(CONFIG));
-    if is_in_force && let Err(failure) = become_the_daemon() {
-        return ask::fail(failure, json);
+    let mut note = None;
+    if is_in_force {
+        match become_the_daemon() {
+            Ok(said) => note = said,
+            Err(failure) => return ask::fail(failure, json),
+        }
     }
     let sources = if file.as_deref() == Some(Path::new("-")) {
         config::read_from(io::stdin(), Path::new("standard input")).map(|source| vec![source])
@@ -36,33 +40,60 @@ pub(super) fn validate(file: Option<PathBuf>, json: bool) -> Exit {
         Ok(checked) => checked,
         Err(error) => return refuse(&error, json),
     };
-    if !is_in_force && let Err(failure) = become_the_daemon() {
-        return ask::fail(failure, json);
+    if !is_in_force {
+        match become_the_daemon() {
+            Ok(said) => note = said,
+            Err(failure) => return ask::fail(failure, json),
+        }
     }
     let warnings = config.warnings().chain(unusable(&config));
     let warnings = warnings.map(|warning| format!("\nwarning: {warning}"));
+    let note = note.map(|note| format!("\nnote: {note}"));
     let names: Vec<_> = sources.into_iter().map(|source| source.name).collect();
     let names = if names.is_empty() { "defaults".to_owned() } else { names.join(", ") };
-    let done = format!("{names}: no mistakes{}", warnings.collect::<String>());
+    let done = format!("{names}: no mistakes{}", warnings.chain(note).collect::<String>());
     ask::show(Body::Done { done }, json)
 }
 
-/// Gives up the rights of root for those of the user of ibarr.service, if there is one.
-fn become_the_daemon() -> Result<(), Failure> {
-    let shown = geteuid().is_root().then(|| ask::of_service("User")).flatten();
-    let name = shown.as_deref().and_then(|shown| shown.trim().strip_prefix("User="));
-    let Some(name) = name.filter(|name| !name.is_empty()) else { return Ok(()) };
+/// Takes the rights of the daemon's user, if this is root. Returns why they could not be taken.
+fn become_the_daemon() -> Result<Option<String>, Failure> {
+    let shown = ask::of_service("LoadState,User");
+    let Some(name) = user_of_daemon(shown.as_deref()) else { return Ok(None) };
     let become_it = || {
-        let Some(user) = User::from_name(name)? else { return Ok(()) };
+        let Some(user) = User::from_name(name)? else {
+            return Ok(Some(format!(
+                "there is no user {name}, so files were read with the rights of the caller"
+            )));
+        };
+        if geteuid() == user.uid {
+            return Ok(None);
+        }
+        if !geteuid().is_root() {
+            return Ok(Some(format!(
+                "files were read with the rights of the caller; root reads them with those of user {name}"
+            )));
+        }
         let c_name = CString::new(name).map_err(|_| Errno::EINVAL)?;
         initgroups(&c_name, user.gid)?;
         setegid(user.gid)?;
-        seteuid(user.uid)
+        seteuid(user.uid)?;
+        Ok(None)
     };
     become_it().map_err(|error: Errno| Failure {
         kind: FailureKind::Internal,
         message: format!("cannot read with the rights of user {name}: {error}"),
     })
+}
+
+/// As whom the daemon runs: the user of the unit, by what systemd has shown, or the one that the package makes. `None`
+/// if the unit has no user, so that the daemon is root.
+fn user_of_daemon(shown: Option<&str>) -> Option<&str> {
+    const OF_PACKAGE: &str = "ibarr";
+    let shown = shown.unwrap_or_default();
+    let is_loaded = shown.lines().any(|line| line == "LoadState=loaded");
+    let user = shown.lines().find_map(|line| line.strip_prefix("User="));
+    let user = if is_loaded { user.unwrap_or_default() } else { OF_PACKAGE };
+    Some(user).filter(|user| !user.is_empty())
 }
 
 /// What the daemon cannot use of the files and directories that the configuration names.
@@ -168,4 +199,22 @@ fn excerpt(mistake: &Mistake) -> String {
     let shown = shown.lines().filter(|line| !line.trim().is_empty());
     let lines = [mistake.to_string()].into_iter().chain(shown.map(str::to_owned));
     lines.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configuration_is_judged_as_the_user_of_the_unit_or_of_the_package() {
+        for (shown, user) in [
+            (None, Some("ibarr")),
+            (Some("LoadState=not-found\nUser=\n"), Some("ibarr")),
+            (Some("LoadState=loaded\nUser=other\n"), Some("other")),
+            (Some("User=other\nLoadState=loaded\n"), Some("other")),
+            (Some("LoadState=loaded\nUser=\n"), None),
+        ] {
+            assert_eq!(user_of_daemon(shown), user, "{shown:?}");
+        }
+    }
 }
