@@ -76,7 +76,7 @@ async fn survey(
         sockets.open(question.family()).map_err(failed)?;
     }
     let mut survey = Survey::new(settings, clock::now(), peers, rng);
-    let mut progress = Progress::new();
+    let mut progress = Progress::new("nodes are done");
     let mut interrupted = pin!(ping::interrupted());
     let is_whole = loop {
         survey.handle_timeout(clock::now());
@@ -168,8 +168,9 @@ impl Sockets {
     }
 }
 
-/// Says on standard error how far the survey is: on one line of a terminal, or now and then in a file.
-struct Progress {
+/// Says on standard error how far it is: on one line of a terminal, or now and then in a file.
+pub(super) struct Progress {
+    what: &'static str,
     is_terminal: bool,
     next: Instant,
 }
@@ -180,17 +181,17 @@ const TOLD_EVERY: Duration = Duration::from_secs(5);
 const DRAWN_EVERY: Duration = Duration::from_millis(200);
 
 impl Progress {
-    fn new() -> Self {
+    pub(super) fn new(what: &'static str) -> Self {
         let is_terminal = io::stderr().is_terminal();
         let first = if is_terminal { DRAWN_EVERY } else { TOLD_EVERY };
-        Self { is_terminal, next: Instant::now() + first }
+        Self { what, is_terminal, next: Instant::now() + first }
     }
 
-    fn show(&mut self, (done, all): (usize, usize)) {
+    pub(super) fn show(&mut self, (done, all): (usize, usize)) {
         if Instant::now() < self.next {
             return;
         }
-        let text = format!("{done} of {all} nodes are done");
+        let text = format!("{done} of {all} {}", self.what);
         if self.is_terminal {
             drop(write!(io::stderr(), "\r{text}\x1b[K"));
             self.next = Instant::now() + DRAWN_EVERY;
@@ -200,7 +201,7 @@ impl Progress {
         }
     }
 
-    fn end(&self) {
+    pub(super) fn end(&self) {
         if self.is_terminal {
             drop(write!(io::stderr(), "\r\x1b[K"));
         }

@@ -8,31 +8,28 @@
 
 mod asking;
 mod judge;
+mod names;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::num::{NonZeroU16, NonZeroU32};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use ibarr_common::ib::Gid;
-use ibarr_proto::ip2gid::Family;
 use ibarr_proto::ip2gid::client::survey;
 use ibarr_proto::request::Status;
 
 use super::resolve::FamilyArgs;
 use super::table::Table;
-use super::targets::{self, Addresses, Destination};
+use super::targets;
 use super::times::Tally;
 use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, place, print};
 use crate::config::{self, Config};
 use crate::control::messages::{
     AddressMark, Body, Elapsed, Failure, FailureKind, Fleet, FleetNode, FleetSummary, Request,
-    Target, UnknownName,
+    UnknownName,
 };
 
 #[derive(Args, Debug)]
@@ -62,9 +59,6 @@ pub(super) struct FleetArgs {
 /// times as much.
 const RATE: NonZeroU32 = NonZeroU32::new(6000).expect("not zero");
 
-/// Threads that ask the system's resolver.
-const RESOLVERS: usize = 16;
-
 pub(super) fn run(args: &FleetArgs) -> Exit {
     match fleet(args) {
         Ok(exit) => exit,
@@ -80,8 +74,7 @@ fn fleet(args: &FleetArgs) -> Result<Exit, Failure> {
         tries: NonZeroU32::new(args.tries).unwrap_or(NonZeroU32::MIN),
         rounds: NonZeroU32::new(args.rounds).unwrap_or(NonZeroU32::MIN),
     };
-    let destinations = targets::parse(&args.nodes)?;
-    let (nodes, unknown_names) = resolve(&destinations, args.family.family());
+    let (nodes, unknown_names) = names::resolve(targets::parse(&args.nodes)?, args.family.family());
     let remembered = match remembered(&args.daemon) {
         Ok(remembered) => remembered,
         Err(Failure { message, .. }) => {
@@ -119,43 +112,6 @@ fn configured_port() -> Result<NonZeroU16, Failure> {
         kind: FailureKind::Config,
         message: format!("{error}; mend it, or name the port (--udp-port)"),
     })
-}
-
-/// Each address once, with its name, in the order of the command line; and the names without one.
-fn resolve(
-    destinations: &[Destination],
-    family: Option<Family>,
-) -> (Vec<(Target, Option<String>)>, Vec<UnknownName>) {
-    let next = AtomicUsize::new(0);
-    let (tell, told) = channel();
-    let found: BTreeMap<usize, Result<Addresses, String>> = thread::scope(|scope| {
-        for _ in 0..RESOLVERS.min(destinations.len()) {
-            let (tell, next) = (tell.clone(), &next);
-            scope.spawn(move || {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(destination) = destinations.get(number) else { return };
-                    // The receiver lives as long as this scope.
-                    drop(tell.send((number, destination.resolve(family))));
-                }
-            });
-        }
-        drop(tell);
-        told.iter().collect()
-    });
-    let (mut nodes, mut unknown, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
-    for (destination, found) in destinations.iter().zip(found.into_values()) {
-        match found {
-            Ok(Addresses { target, .. }) if seen.insert((target.ip, target.scope)) => {
-                nodes.push((target, destination.name()));
-            }
-            Ok(_) => {}
-            Err(message) => {
-                unknown.push(UnknownName { name: destination.text.clone(), message });
-            }
-        }
-    }
-    (nodes, unknown)
 }
 
 /// What the daemon has learned.
