@@ -137,7 +137,7 @@ impl Rounds<'_> {
             };
             let says = match answer.gid {
                 Some(gid) => format!("is {gid}: {ms:.3} ms{by}"),
-                None => format!("is {}: {ms:.3} ms", answer.status),
+                None => format!("{}: {ms:.3} ms", answer.status),
             };
             print::line(&format!("{} {says}", self.target));
         }

@@ -96,7 +96,7 @@ fn of_peer(remembered: Gid, now: &Answer) -> Option<Mismatch> {
     let says = match (now.status, now.gid) {
         (request::Status::Found, Some(gid)) if gid == remembered => return None,
         (request::Status::Found, Some(gid)) => format!("the peer says {gid} now"),
-        (status, _) => format!("the peer is {status} now"),
+        (status, _) => format!("the peer does not say so now ({status})"),
     };
     let message = format!("{says}, the daemon remembered {remembered}");
     Some(Mismatch { with: MismatchWith::Peer, message })
