@@ -63,6 +63,7 @@ pub fn run(
     targets.push(Target { job: "node", instance: third.node.name.to_string(), at });
     let run_dir = lab.files(&first.node).run_dir();
     test_rules(&rules_file, &run_dir, out)?;
+    check_scrapes(&run_dir, out)?;
     check_metrics(&lab.ibarr(&first.node, &["metrics"])?.stdout, &run_dir)?;
     let directory = run_dir.join("prometheus");
     let hurried = prometheus::hurried(&rules);
@@ -101,6 +102,22 @@ fn test_rules(rules: &Path, run_dir: &Path, out: &mut impl Write) -> Result<()> 
         ensure!(output.status.success(), "promtool {what} rules: {output:?}");
         writeln!(out, "promtool {what} rules {}: passed", file.display())?;
     }
+    Ok(())
+}
+
+/// Checks the scrape configurations of the page about metrics.
+fn check_scrapes(directory: &Path, out: &mut impl Write) -> Result<()> {
+    const PAGE: &str = include_str!("../../../docs/metrics.md");
+    let blocks = PAGE.split("```text\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let scrapes: Vec<_> = blocks.filter(|block| block.starts_with("scrape_configs:")).collect();
+    ensure!(!scrapes.is_empty(), "docs/metrics.md has no scrape configuration");
+    for scrape in &scrapes {
+        let file = directory.join("scrape.yml");
+        fs::write(&file, scrape)?;
+        let output = program("promtool").args(["check", "config"]).arg(&file).output()?;
+        ensure!(output.status.success(), "promtool check config: {output:?}\n{scrape}");
+    }
+    writeln!(out, "promtool check config docs/metrics.md: {} passed", scrapes.len())?;
     Ok(())
 }
 
