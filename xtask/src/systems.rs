@@ -119,7 +119,9 @@ pub(crate) fn check(readme: &str, results: &str) -> Option<String> {
     let made = parse(results).and_then(|rows| with_table(readme, &rows));
     match made {
         Ok(made) if made == readme => None,
-        Ok(_) => Some(format!("docs/systems.md: its table differs from {RESULTS}: cargo xtask systems")),
+        Ok(_) => {
+            Some(format!("docs/systems.md: its table differs from {RESULTS}: cargo xtask systems"))
+        }
         Err(error) => Some(format!("{RESULTS}: {error:#}")),
     }
 }

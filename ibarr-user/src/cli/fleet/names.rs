@@ -25,7 +25,10 @@ const RESOLVERS: usize = 64;
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// What the resolver has said of a destination, by its number.
-type Found = (usize, Result<Addresses, String>);
+struct Found {
+    number: usize,
+    addresses: Result<Addresses, String>,
+}
 
 /// Each address once, with its name, in the order of the command line; and the names without one.
 pub(super) fn resolve(
@@ -42,7 +45,8 @@ pub(super) fn resolve(
             while let Some(&number) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let Some(destination) = destinations.get(number) else { return };
                 // Nobody hears an answer that comes too late.
-                if tell.send((number, destination.resolve(family))).is_err() {
+                let addresses = destination.resolve(family);
+                if tell.send(Found { number, addresses }).is_err() {
                     return;
                 }
             }
@@ -71,7 +75,7 @@ fn collect(
         progress.show((found.len(), wanted));
         let left = until.saturating_duration_since(Instant::now());
         match told.recv_timeout(left.min(LOOK_EVERY)) {
-            Ok((number, addresses)) => drop(found.insert(number, addresses)),
+            Ok(Found { number, addresses }) => drop(found.insert(number, addresses)),
             Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
             Err(_) => break,
         }
@@ -124,9 +128,10 @@ mod tests {
         let first =
             Addresses { target: Target { ip: [10, 0, 0, 1].into(), scope: None }, others: vec![] };
         // A second name of the first node, and one that is not known.
-        tell.send((4, Ok(first.clone()))).unwrap();
-        tell.send((0, Ok(first))).unwrap();
-        tell.send((3, Err("unknown".to_owned()))).unwrap();
+        let unknown = Err("unknown".to_owned());
+        for (number, addresses) in [(4, Ok(first.clone())), (0, Ok(first)), (3, unknown)] {
+            tell.send(Found { number, addresses }).unwrap();
+        }
         // The last one never comes.
         let found = collect(&told, numbers.len(), Instant::now());
         let (nodes, unknown) = sort(&destinations, None, found);
