@@ -10,16 +10,16 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::cmp::Reverse;
 
-/// A user of this node.
+/// A user of this node: its user id. What serves other machines may count each as a user by a greater number.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
-pub struct User(pub u32);
+pub struct User(pub u64);
 
 impl User {
     /// Root, and the daemon's own user.
     pub const ROOT: Self = Self(0);
     /// All whose user the kernel does not say: no process has this one.
-    pub const UNKNOWN: Self = Self(u32::MAX);
+    pub const UNKNOWN: Self = Self(u32::MAX as u64);
 }
 
 /// How many places there are.
@@ -282,7 +282,7 @@ mod tests {
             let mut rig = Rig::new();
             let mut held = BTreeMap::new();
             for (now, (step, n)) in steps.into_iter().enumerate() {
-                let (own, user) = (rig.of(User(n)), User(n));
+                let (own, user) = (rig.of(User(n.into())), User(n.into()));
                 match step {
                     0 => {
                         rig.places.leave(n);

@@ -161,7 +161,7 @@ pub(crate) struct Core {
     hwaddrs: BTreeMap<IfIndex, HwAddr>,
     lid: Option<Lid>,
     mads: u64,
-    users: u32,
+    users: u64,
     /// How often each query was sent.
     sends: BTreeMap<Vec<u8>, u32>,
     /// What the health has said last of an SA that does not answer.

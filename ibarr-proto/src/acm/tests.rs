@@ -500,7 +500,7 @@ fn slow_name_costs_only_its_own_client_the_deadline() {
 fn ask_names(acm: &mut Acm, now: Instant, user: User, names: &str, count: u64) -> Vec<String> {
     let mut out = [0; MAX_REQUEST_LEN];
     for n in 0..count {
-        let client = ClientId(u64::from(user.0) * 1000 + n);
+        let client = ClientId(user.0 * 1000 + n);
         acm.handle_input(now, Input::Connected { client, user });
         let ask = wire::Ask::Resolve(Resolve::to(None, name(&format!("{names}{n}"))));
         let bytes = Request { tid: Tid([9; 8]), ask }.emit(&mut out);

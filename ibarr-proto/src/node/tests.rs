@@ -381,7 +381,7 @@ fn tables_hold_only_what_local_service_and_shares_admit() {
     let most = limit / 8 * 5 - limit / 8 * 5 / 8 + of_user;
     for n in 0..2 * limit {
         let id = UserRequest::Control(n as u64);
-        let user = User(u32::try_from(n % 8).unwrap());
+        let user = User(u64::try_from(n % 8).unwrap());
         let question = question(&format!("10.3.{}.{}", n / 250, n % 250), None);
         let deadline = rig.now + Duration::from_secs(3);
         rig.tell(Input::Resolve(AddressRequest::of_user(id, user, question, deadline)));

@@ -18,6 +18,7 @@ use futures_util::FutureExt as _;
 use ibarr_common::Instant;
 use ibarr_proto::places::{Full, Room};
 use ibarr_proto::retry::Repair;
+use ibarr_proto::shares::User;
 use nix::errno::Errno;
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -41,8 +42,8 @@ use crate::transport::{Counter, Counters};
 #[derive(Debug)]
 pub(crate) struct Ask {
     pub request: Request,
-    /// User id of the caller.
-    pub uid: u32,
+    /// Whose share it uses.
+    pub user: User,
     /// Receives the answer. Dropped without one only if the daemon ends.
     pub answer: oneshot::Sender<Response>,
     /// Receives each answer for an address as soon as it is there, if the request wants that. Has
@@ -320,7 +321,7 @@ async fn converse(
         };
         let response = match parse(&line, complete).and_then(allowed) {
             Err(error) => error.into(),
-            Ok(request) => answer(request, peer.user().0, asks, &mut read, &mut write).await?,
+            Ok(request) => answer(request, peer.user(), asks, &mut read, &mut write).await?,
         };
         write_line(&mut write, &response).await?;
         if !complete {
@@ -364,7 +365,7 @@ fn forbidden(group: &GroupId) -> Failure {
 /// disconnects.
 async fn answer(
     request: Request,
-    uid: u32,
+    user: User,
     asks: &mpsc::Sender<Ask>,
     read: &mut BufReader<ReadHalf<'_>>,
     write: &mut WriteHalf<'_>,
@@ -384,7 +385,7 @@ async fn answer(
     };
     let ending =
         || Failure { kind: FailureKind::Unreachable, message: "the daemon is ending".to_owned() };
-    if asks.send(Ask { request, uid, answer, each }).await.is_err() {
+    if asks.send(Ask { request, user, answer, each }).await.is_err() {
         return Ok(ending().into());
     }
     // The engine drops its end with the last part.

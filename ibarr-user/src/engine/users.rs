@@ -32,8 +32,7 @@ pub(super) struct Users {
 
 impl Engine {
     pub(super) fn handle_ask(&mut self, now: Instant, ask: Ask) {
-        let Ask { request, uid, answer, each } = ask;
-        let user = User(uid);
+        let Ask { request, user, answer, each } = ask;
         let response: Response = match request {
             Request::Resolve { addresses, timeout_ms, lookup, each: _ } => {
                 let deadline = now + timeout_ms.map_or(Request::TIMEOUT, Duration::from);

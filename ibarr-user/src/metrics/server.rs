@@ -145,7 +145,7 @@ impl Source {
             return Some(document.clone());
         }
         let (answer, answered) = oneshot::channel();
-        let ask = Ask { request: Question::Metrics { form }, uid: 0, answer, each: None };
+        let ask = Ask { request: Question::Metrics { form }, user: User::ROOT, answer, each: None };
         self.asks.send(ask).await.ok()?;
         let Body::Metrics { metrics } = answered.await.ok()?.body else { return None };
         let document = Bytes::from(metrics);
@@ -271,14 +271,16 @@ impl Socket {
 }
 
 /// Another machine is a user of its own, so that it cannot take the places of the others. For IPv6 the user is the
-/// network, where one machine may have every address. If two users get the same number, they share.
+/// network, where one machine may have every address. No such number is a user id: those have 32 bits, IPv4 addresses
+/// have another bit before theirs, and IPv6 has no networks of such numbers.
 fn of_machine(from: IpAddr) -> Option<User> {
+    const IPV4: u64 = 1 << 32;
     match from.to_canonical() {
         from if from.is_loopback() => None,
-        IpAddr::V4(from) => Some(User(from.to_bits())),
+        IpAddr::V4(from) => Some(User(IPV4 | u64::from(from.to_bits()))),
         IpAddr::V6(from) => {
-            let [a, b, c, d, ..] = from.segments().map(u32::from);
-            Some(User((a << 16 | b) ^ (c << 16 | d)))
+            let network = from.segments().into_iter().take(4);
+            Some(User(network.fold(0, |bits, segment| bits << 16 | u64::from(segment))))
         }
     }
 }
@@ -378,10 +380,12 @@ mod tests {
     fn another_machine_is_a_user_and_this_machine_is_not() {
         let user = |from: &str| of_machine(from.parse().unwrap());
         assert_eq!((user("127.0.0.1"), user("::1"), user("::ffff:127.0.0.1")), (None, None, None));
-        assert_eq!(user("10.0.0.1"), Some(User(0x0a00_0001)));
+        assert_eq!(user("10.0.0.1"), Some(User(0x1_0a00_0001)));
         assert_eq!(user("::ffff:10.0.0.1"), user("10.0.0.1"));
         assert_eq!(user("2001:db8::1"), user("2001:db8::2"));
         assert_ne!(user("2001:db8::1"), user("2001:db8:0:1::1"));
+        // Not root, whose places nobody else may take.
+        assert_eq!(user("2001:db8:2001:db8::1"), Some(User(0x2001_0db8_2001_0db8)));
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl Peer {
 
     /// Whose share it uses.
     pub(crate) fn user(self) -> User {
-        if self.is_root_or_us() { User::ROOT } else { User(self.uid) }
+        if self.is_root_or_us() { User::ROOT } else { User(self.uid.into()) }
     }
 
     /// Whether the peer runs as root or as the daemon's own user.
@@ -57,7 +57,7 @@ impl Peer {
 /// the kernel loads the module that knows (`tcp_diag`); without it the user is [`User::UNKNOWN`].
 pub(crate) fn user(socket: BorrowedFd<'_>) -> User {
     match Peer::of(socket) {
-        Ok(peer) if peer.uid != User::UNKNOWN.0 => peer.user(),
+        Ok(peer) if u64::from(peer.uid) != User::UNKNOWN.0 => peer.user(),
         _ => {
             let uid = uid_of_tcp(socket).ok().flatten();
             uid.map_or(User::UNKNOWN, |uid| Peer { uid, gid: u32::MAX }.user())
