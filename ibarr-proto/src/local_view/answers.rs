@@ -31,6 +31,11 @@ impl LocalView {
         }
     }
 
+    /// Whether any address of this node has a GID. Takes constant time.
+    pub fn has_answers(&self) -> bool {
+        self.facts.has_answers()
+    }
+
     /// The name of an interface of this node.
     pub fn interface_name(&self, ifindex: IfIndex) -> Option<InterfaceName> {
         self.inventory.link(ifindex).map(|link| link.name)

@@ -66,6 +66,11 @@ impl Facts {
         self.answering.contains_key(&ifindex)
     }
 
+    /// Whether any interface does.
+    pub(super) fn has_answers(&self) -> bool {
+        !self.answering.is_empty()
+    }
+
     /// Whether the result of [`is_answering`](Self::is_answering) has changed for any interface
     /// since the last call.
     pub(super) fn take_answering_changed(&mut self) -> bool {

@@ -61,7 +61,7 @@ impl Node {
         let (client, server) = (self.client().counters(), self.server().counters());
         let addresses = Addresses {
             unknown: view.confirmed_at().is_none(),
-            no_gid: view.is_synced() && view.owned().all(|owned| owned.gid.is_none()),
+            no_gid: view.is_synced() && !view.has_answers(),
             unmatched: view.unmatched_patterns().cloned().collect(),
             contested: view.contested().collect(),
         };

@@ -267,6 +267,7 @@ fn fresh_dump(kernel: &mut Kernel, view: &mut LocalView) {
 fn check(kernel: &Kernel, view: &LocalView, config: &Config) {
     let expected = kernel.owned(config);
     assert_eq!(view.owned().collect::<Vec<_>>(), expected);
+    assert_eq!(view.has_answers(), expected.iter().any(|owned| owned.gid.is_some()));
     for arrived_on in (1..=INTERFACES + 1).map(index) {
         for address in ADDRESSES.map(ip) {
             let key = Key::new(address, arrived_on);
