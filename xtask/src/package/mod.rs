@@ -137,12 +137,13 @@ pub(crate) fn prove(workspace: &Workspace) -> Result<Packages> {
         let first = read()?;
         make(&content)?;
         ensure!(read()? == first, "one of {packages:?} made again differs");
-        packages.into_iter().next().context("a package")
+        anyhow::Ok(packages)
     };
     twice(|content| Ok(vec![tar::make(content)?]))?;
-    let (deb, rpm) = (twice(debs)?, twice(|content| Ok(vec![rpm::make(content)?]))?);
-    let repository = repository::prove(&content, &[deb.clone(), rpm.clone()])?;
-    Ok(Packages { deb, rpm, repository })
+    let (debs, rpms) = (twice(debs)?, twice(|content| Ok(vec![rpm::make(content)?]))?);
+    let repository = repository::prove(&content, &[&debs[..], &rpms].concat())?;
+    let first = |packages: Vec<PathBuf>| packages.into_iter().next().context("a package");
+    Ok(Packages { deb: first(debs)?, rpm: first(rpms)?, repository })
 }
 
 /// Builds the program as the packages have it.
