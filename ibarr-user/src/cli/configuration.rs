@@ -60,7 +60,12 @@ fn become_the_daemon() -> Result<Option<String>, Failure> {
     let shown = ask::of_service("LoadState,User");
     let Some(name) = user_of_daemon(shown.as_deref()) else { return Ok(None) };
     let become_it = || {
-        let Some(user) = User::from_name(name)? else {
+        // Without /etc/passwd, and by some sources of names, nobody is found with an error (getpwnam(3)).
+        let user = match User::from_name(name) {
+            Err(Errno::ENOENT | Errno::ESRCH) => None,
+            found => found?,
+        };
+        let Some(user) = user else {
             return Ok(Some(format!(
                 "there is no user {name}, so files were read with the rights of the caller"
             )));
