@@ -271,16 +271,18 @@ impl Socket {
 }
 
 /// Another machine is a user of its own, so that it cannot take the places of the others. For IPv6 the user is the
-/// network, where one machine may have every address. No such number is a user id: those have 32 bits, IPv4 addresses
-/// have another bit before theirs, and IPv6 has no networks of such numbers.
+/// network, where one machine may have every address. A bit before each number keeps it apart from user ids, which have
+/// 32 bits. Networks of IPv6 that differ in that bit alone share: one of the two is not assigned.
 fn of_machine(from: IpAddr) -> Option<User> {
     const IPV4: u64 = 1 << 32;
+    const IPV6: u64 = 1 << 63;
     match from.to_canonical() {
         from if from.is_loopback() => None,
         IpAddr::V4(from) => Some(User(IPV4 | u64::from(from.to_bits()))),
         IpAddr::V6(from) => {
             let network = from.segments().into_iter().take(4);
-            Some(User(network.fold(0, |bits, segment| bits << 16 | u64::from(segment))))
+            let bits = network.fold(0, |bits, segment| bits << 16 | u64::from(segment));
+            Some(User(IPV6 | bits))
         }
     }
 }
@@ -384,8 +386,10 @@ mod tests {
         assert_eq!(user("::ffff:10.0.0.1"), user("10.0.0.1"));
         assert_eq!(user("2001:db8::1"), user("2001:db8::2"));
         assert_ne!(user("2001:db8::1"), user("2001:db8:0:1::1"));
-        // Not root, whose places nobody else may take.
-        assert_eq!(user("2001:db8:2001:db8::1"), Some(User(0x2001_0db8_2001_0db8)));
+        // User ids have 32 bits, and 0 is root's, whose places are its own.
+        for from in ["2001:db8:2001:db8::1", "::2", "::10.0.0.1", "0:0:0:1::1", "10.0.0.1"] {
+            assert!(user(from).unwrap().0 > u32::MAX.into(), "{from}");
+        }
     }
 
     #[test]
