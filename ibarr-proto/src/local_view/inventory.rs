@@ -24,8 +24,8 @@ pub(super) struct Inventory {
     limits: Limits,
     links: BTreeMap<IfIndex, Link>,
     addresses: BTreeMap<AddressId, InterfaceAddress>,
-    /// `addresses` by interface.
-    on_link: BTreeSet<(IfIndex, AddressId)>,
+    /// The state of `addresses` by interface.
+    on_link: BTreeMap<(IfIndex, AddressId), Dad>,
     /// The `links` that are bonds or teams.
     masters: BTreeSet<IfIndex>,
     dump: Option<Dump>,
@@ -62,7 +62,7 @@ impl Inventory {
             limits,
             links: BTreeMap::new(),
             addresses: BTreeMap::new(),
-            on_link: BTreeSet::new(),
+            on_link: BTreeMap::new(),
             masters: BTreeSet::new(),
             dump: None,
         }
@@ -87,8 +87,8 @@ impl Inventory {
         let first = (ifindex, AddressId::first_of(IpAddr::from([0; 4])));
         self.on_link
             .range(first..)
-            .take_while(move |&&(on, _)| on == ifindex)
-            .filter_map(|(_, id)| self.addresses.get(id).copied())
+            .take_while(move |&(&(on, _), _)| on == ifindex)
+            .map(|(&(_, id), &dad)| InterfaceAddress { id, dad })
     }
 
     /// The first addresses of one interface that datagrams can have as their source: at most `max` of IPv4,
@@ -105,13 +105,11 @@ impl Inventory {
         ranges.into_iter().flat_map(move |(first, end)| {
             let entries = self.on_link.range((ifindex, AddressId::first_of(first))..);
             let usable = entries
-                .map(|&(on, id)| (on, id))
-                .take_while(move |(on, id)| {
+                .take_while(move |((on, id), _)| {
                     *on == ifindex && end.is_none_or(|end| id.address < end)
                 })
-                .filter_map(|(_, id)| self.addresses.get(&id))
-                .filter(|entry| entry.dad == Dad::Passed)
-                .map(|entry| entry.id.address);
+                .filter(|(_, dad)| **dad == Dad::Passed)
+                .map(|((_, id), _)| id.address);
             let mut before = None;
             usable.filter(move |&address| before.replace(address) != Some(address)).take(max)
         })
@@ -173,7 +171,7 @@ impl Inventory {
         }
         self.touch(|dump| dump.touched_addresses.insert(id));
         self.addresses.insert(id, entry);
-        self.on_link.insert((id.ifindex, id));
+        self.on_link.insert((id.ifindex, id), entry.dad);
         true
     }
 
@@ -248,7 +246,8 @@ impl Inventory {
         }
         if !addresses.is_empty() {
             self.addresses = dump.addresses;
-            self.on_link = self.addresses.keys().map(|id| (id.ifindex, *id)).collect();
+            let entries = self.addresses.iter();
+            self.on_link = entries.map(|(id, entry)| ((id.ifindex, *id), entry.dad)).collect();
         }
         Merged::Done { links, addresses }
     }
