@@ -49,7 +49,7 @@ const HEAD: &str = "# What ran on which system; written by cargo xtask systems, 
 const BEGIN: &str = "<!-- made by cargo xtask systems -->\n";
 const END: &str = "<!-- end -->\n";
 
-/// How something was tried.
+/// What a result rests on.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum How {
     /// It ran on that kernel, or in a container with that system's files.

@@ -69,7 +69,7 @@ fn rpm_upgrade_and_rollback_keep_an_edited_configuration_alone() {
     let answers = || assert_eq!(node.ask(), Some(GID.parse().unwrap()));
     answers();
 
-    // Nobody has edited it: each version has its own.
+    // The file is not edited: each version has its own.
     let older = pid();
     dnf("install /ibarr.rpm");
     assert_eq!(read(FILE).as_deref(), Some(PACKAGED));

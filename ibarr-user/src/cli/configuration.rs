@@ -60,7 +60,7 @@ fn become_the_daemon() -> Result<Option<String>, Failure> {
     let shown = ask::of_service("LoadState,User");
     let Some(name) = user_of_daemon(shown.as_deref()) else { return Ok(None) };
     let become_it = || {
-        // Without /etc/passwd, and by some sources of names, nobody is found with an error (getpwnam(3)).
+        // getpwnam(3) may report a missing user as an error, as it does without /etc/passwd.
         let user = match User::from_name(name) {
             Err(Errno::ENOENT | Errno::ESRCH) => None,
             found => found?,
@@ -90,8 +90,8 @@ fn become_the_daemon() -> Result<Option<String>, Failure> {
     })
 }
 
-/// As whom the daemon runs: the user of the unit, by what systemd has shown, or the one that the package makes. `None`
-/// if the unit has no user, so that the daemon is root.
+/// The daemon's user: that of the unit, if systemd has shown one, else that which the package makes. `None` if the unit
+/// has no user, so that the daemon is root.
 fn user_of_daemon(shown: Option<&str>) -> Option<&str> {
     const OF_PACKAGE: &str = "ibarr";
     let shown = shown.unwrap_or_default();
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn configuration_is_judged_as_the_user_of_the_unit_or_of_the_package() {
+    fn configuration_is_judged_as_the_user_of_the_unit_or_package() {
         for (shown, user) in [
             (None, Some("ibarr")),
             (Some("LoadState=not-found\nUser=\n"), Some("ibarr")),

@@ -16,7 +16,7 @@ use super::asking::Progress;
 use crate::cli::targets::{Addresses, Destination};
 use crate::control::messages::{Target, UnknownName};
 
-/// For all names together.
+/// The time limit of all names together.
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// Threads that ask the system's resolver. One that it keeps ends with this process.
@@ -44,7 +44,7 @@ pub(super) fn resolve(
         thread::spawn(move || {
             while let Some(&number) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let Some(destination) = destinations.get(number) else { return };
-                // Nobody hears an answer that comes too late.
+                // After the time limit no answer is received.
                 let addresses = destination.resolve(family);
                 if tell.send(Found { number, addresses }).is_err() {
                     return;
@@ -119,7 +119,7 @@ mod tests {
     use crate::cli::targets;
 
     #[test]
-    fn name_that_is_not_resolved_in_time_is_told_and_the_others_are_asked() {
+    fn name_that_is_resolved_too_late_is_told_and_others_are_asked() {
         let list = ["n1,n2,10.0.0.9,n3,n4".to_owned()];
         let destinations = targets::parse(&list).unwrap();
         let numbers = names(&destinations);
