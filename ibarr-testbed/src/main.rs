@@ -93,6 +93,8 @@ enum BenchCommand {
     AcmRate(Measurement),
     /// Costs of an answer in the kernel, compared with a program that only sends back
     Responder(Measurement),
+    /// Costs of addresses that come and go, compared with `ip monitor`
+    Addresses(Measurement),
     /// Time and memory to know a fabric from files
     Preload(Measurement),
     /// An echo server for comparison
@@ -263,6 +265,7 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
         BenchCommand::Resolve(how) => how.take(store, userns, bench::resolve)?,
         BenchCommand::Paths(how) => how.take(store, userns, bench::paths)?,
         BenchCommand::Responder(how) => how.take(store, false, bench::responder)?,
+        BenchCommand::Addresses(how) => how.take(store, false, bench::addresses)?,
         BenchCommand::Preload(how) => how.take(store, false, bench::preload)?,
         BenchCommand::AcmRate(how) => how.take(store, userns, bench::acm)?,
         BenchCommand::AcmEcho { socket } => bench::acm_echo::serve(&socket)?,

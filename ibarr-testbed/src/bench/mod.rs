@@ -9,6 +9,7 @@ pub mod acm_echo;
 pub mod echo;
 
 mod acm;
+mod addresses;
 mod cache;
 mod load;
 mod local_service;
@@ -34,6 +35,7 @@ use process::Helper;
 use report::{Round, Target};
 
 pub use acm::{acm, clients as acm_clients};
+pub use addresses::addresses;
 pub use local_service::echo as echo_local_service;
 pub use paths::paths;
 pub use preload::preload;

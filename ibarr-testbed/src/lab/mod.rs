@@ -113,10 +113,18 @@ impl Lab {
         end_processes(&there, &mut self.children)?;
         if !there.is_empty() {
             let lines: Vec<_> = there.iter().map(|name| format!("netns delete {name}")).collect();
-            Ip::find(self.directory.lock_file()?)?.batch(None, &lines)?;
+            self.ip()?.batch(None, &lines)?;
         }
         unmount(&self.bpf())?;
         self.directory.remove()
+    }
+
+    /// iproute2's `ip`, which keeps the lab's lock open.
+    ///
+    /// # Errors
+    /// `ip` is not found.
+    pub fn ip(&self) -> Result<Ip> {
+        Ip::find(self.directory.lock_file()?)
     }
 
     /// The content of its state file.

@@ -179,6 +179,16 @@ impl Ip {
         Ok(Self { program, lock })
     }
 
+    /// Starts an `ip monitor` of addresses inside `namespace`; nobody reads what it prints.
+    ///
+    /// # Errors
+    /// `ip` cannot be started.
+    pub fn monitor(&self, namespace: &str) -> Result<Child> {
+        let mut command = program(&self.program);
+        command.args(["monitor", "address"]).stdin(Stdio::null()).stdout(Stdio::null());
+        spawn(namespace, &mut command)
+    }
+
     /// Runs one `ip` command a line, inside `namespace` if given. No command may print.
     ///
     /// # Errors

@@ -66,3 +66,8 @@ fn acm_rate_bench_gets_an_answer_for_each_of_thousands_of_clients() {
 fn preload_bench_reads_every_host_and_path() {
     assert_eq!(quick("preload", "for each node"), 1);
 }
+
+#[test]
+fn addresses_bench_sees_the_daemon_answer_for_the_last_of_them() {
+    assert_eq!(quick("addresses", "to that of `ip monitor`"), 1);
+}
