@@ -24,12 +24,12 @@ pub enum RequestId {
 pub enum UserRequest {
     /// Over the control socket, by the driver's number of it, which may be reused after the answer.
     Control(u64),
-    Acm(LookupId),
+    Acm(ResolutionId),
 }
 
 /// Identifies what the ACM service searches for a client. Never reused.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct LookupId(pub(crate) u64);
+pub struct ResolutionId(pub(crate) u64);
 
 /// A request of the kernel. Never reused.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -31,7 +31,7 @@ use crate::ip2gid::client;
 use crate::paths::{self, Search};
 use crate::places::Room;
 use crate::request::{
-    Caller, Freshness, KernelRequest, LookupId, Outcome, RequestId, Source, UserRequest,
+    Caller, Freshness, KernelRequest, Outcome, RequestId, ResolutionId, Source, UserRequest,
 };
 use crate::shares::{self, Limits, Shares, User};
 
@@ -121,7 +121,7 @@ pub enum Event {
     /// Look for the path in memory.
     RecallPath(paths::Request),
     /// Nothing is remembered for a client of ACM, and the network is asked.
-    NotRemembered(LookupId),
+    NotRemembered(ResolutionId),
     AskPeer(client::Request),
     AskSa(paths::Request),
     /// The answer of the peer is no longer wanted.

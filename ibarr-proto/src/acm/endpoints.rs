@@ -16,7 +16,7 @@ use ibarr_common::wire::acm::{self as wire, Address, Name, Names, Of, Reply, Req
 
 use super::{Acm, Ask, ClientId, Counter, Known, LocalEndpoint, Which};
 use crate::counters::Counters;
-use crate::request::LookupId;
+use crate::request::ResolutionId;
 use crate::shares::User;
 
 impl Acm {
@@ -44,8 +44,13 @@ impl Acm {
     }
 
     /// The answer to [`Ask::Endpoint`].
-    pub(super) fn endpoint(&mut self, id: LookupId, found: Option<&(LocalEndpoint, Vec<IpAddr>)>) {
-        let Some((client, request)) = self.forget(id).and_then(|lookup| lookup.client) else {
+    pub(super) fn endpoint(
+        &mut self,
+        id: ResolutionId,
+        found: Option<&(LocalEndpoint, Vec<IpAddr>)>,
+    ) {
+        let Some((client, request)) = self.forget(id).and_then(|resolution| resolution.client)
+        else {
             return;
         };
         let addresses = found.iter().flat_map(|(_, addresses)| addresses);

@@ -2,7 +2,7 @@
 
 //! Answers the clients of ACM, `ib_acme` and librdmacm, which wait without a time-out of their own.
 //!
-//! A client asks for a path by the names or addresses of its ends. The driver looks up names that are not listed
+//! A client asks for a path by the names or addresses of its ends. The driver resolves names that are not listed
 //! ([`Hosts`]), and finds the source that routing chooses; [`requests`](crate::requests) finds the GID of the
 //! destination, and [`paths`] the path.
 //!
@@ -44,7 +44,7 @@ use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::paths::{self, NoStart, PortName, Search};
 use crate::places::Places;
-use crate::request::{self, Freshness, LookupId, Outcome, UserRequest};
+use crate::request::{self, Freshness, Outcome, ResolutionId, UserRequest};
 use crate::requests::AddressRequest;
 use crate::shares::User;
 use crate::timer::Timers;
@@ -59,14 +59,14 @@ pub struct Acm {
     halves: Timers<ClientId>,
     /// Each in its own place, because the map moves its entries. The older one has the earlier deadline, because
     /// [`Config::patience`] never changes.
-    lookups: BTreeMap<LookupId, Box<Lookup>>,
+    resolutions: BTreeMap<ResolutionId, Box<Resolution>>,
     hosts: Hosts,
     names: Names,
     sources: Sources,
     next: u64,
     events: VecDeque<Event>,
     /// Questions that cannot be answered before the node knows more of itself.
-    early: BTreeMap<LookupId, Ask>,
+    early: BTreeMap<ResolutionId, Ask>,
     outputs: VecDeque<Output>,
     counters: Counters<Counter>,
     /// Those of searches by a port of this node.
@@ -77,12 +77,12 @@ pub struct Acm {
 struct Client {
     user: User,
     /// Its request that has no reply yet.
-    waits_for: Option<LookupId>,
+    waits_for: Option<ResolutionId>,
 }
 
 /// A search for a path.
 #[derive(Clone, Copy, Debug)]
-struct Lookup {
+struct Resolution {
     /// The client that gets the result. `None` if a client that does not wait has its reply already.
     client: Option<(ClientId, Request)>,
     user: User,
@@ -147,7 +147,7 @@ impl Acm {
             clients: BTreeMap::new(),
             places: Places::new(config.clients),
             halves: Timers::default(),
-            lookups: BTreeMap::new(),
+            resolutions: BTreeMap::new(),
             hosts: Hosts::default(),
             names: Names::default(),
             sources: Sources::default(),
@@ -212,7 +212,7 @@ impl Acm {
                 self.events.extend(early.map(|(id, ask)| Event::Ask { id, ask }));
             }
             Input::Stop => {
-                for id in self.lookups.keys().copied().collect::<Vec<_>>() {
+                for id in self.resolutions.keys().copied().collect::<Vec<_>>() {
                     self.refuse(id, Status::NotConnected);
                 }
             }
@@ -221,7 +221,8 @@ impl Acm {
 
     /// Ends the searches and connections whose time is over.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some((&id, _)) = self.lookups.first_key_value().filter(|it| it.1.deadline <= now)
+        while let Some((&id, _)) =
+            self.resolutions.first_key_value().filter(|it| it.1.deadline <= now)
         {
             self.refuse(id, Status::TimedOut);
         }
@@ -229,12 +230,13 @@ impl Acm {
             self.counters.count(Counter::Unfinished);
             self.close(client);
         }
-        self.start_look_ups(now);
+        self.ask_for_names(now);
     }
 
     /// When to call [`Self::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let deadline = self.lookups.first_key_value().map(|(_, lookup)| lookup.deadline);
+        let deadline =
+            self.resolutions.first_key_value().map(|(_, resolution)| resolution.deadline);
         let next = [deadline, self.halves.next(), self.names.poll_timeout()];
         next.into_iter().flatten().min()
     }
@@ -259,16 +261,16 @@ impl Acm {
         (self.clients.len(), self.clients.values().filter(|it| it.waits_for.is_some()).count())
     }
 
-    fn ask(&mut self, id: LookupId, ask: Ask) {
+    fn ask(&mut self, id: ResolutionId, ask: Ask) {
         self.events.push_back(Event::Ask { id, ask });
     }
 
-    fn answered(&mut self, id: LookupId, answer: &Answer) {
-        let Some(lookup) = self.lookups.get_mut(&id) else { return };
+    fn answered(&mut self, id: ResolutionId, answer: &Answer) {
+        let Some(resolution) = self.resolutions.get_mut(&id) else { return };
         match answer {
             Answer::NotYet(ask) => drop(self.early.insert(id, *ask)),
             Answer::Source { gid, pkey } => {
-                lookup.partition = *pkey;
+                resolution.partition = *pkey;
                 self.gid_of_source(id, *gid);
             }
             Answer::Start(start) => self.starts(id, start),
@@ -277,9 +279,9 @@ impl Acm {
     }
 
     /// The GID of the source; `None` if this node does not have the source.
-    fn gid_of_source(&mut self, id: LookupId, sgid: Option<Gid>) {
-        let Some(lookup) = self.lookups.get_mut(&id) else { return };
-        let (Known::Target(target), Some(sgid)) = (lookup.known, sgid) else {
+    fn gid_of_source(&mut self, id: ResolutionId, sgid: Option<Gid>) {
+        let Some(resolution) = self.resolutions.get_mut(&id) else { return };
+        let (Known::Target(target), Some(sgid)) = (resolution.known, sgid) else {
             return self.refuse(id, Status::SourceAddress);
         };
         let target = match target {
@@ -288,8 +290,8 @@ impl Acm {
                 return self.seek(id, Some(sgid), Some(dgid));
             }
         };
-        lookup.known = Known::Source { sgid };
-        let Lookup { user, deadline, freshness, .. } = **lookup;
+        resolution.known = Known::Source { sgid };
+        let Resolution { user, deadline, freshness, .. } = **resolution;
         let Some(question) = Question::new(target, None) else {
             return self.refuse(id, Status::DestinationAddress);
         };
@@ -299,16 +301,16 @@ impl Acm {
         self.events.push_back(Event::Address(request));
     }
 
-    fn gid_of_target(&mut self, id: LookupId, outcome: Outcome) {
-        let Some(lookup) = self.lookups.get_mut(&id) else { return };
-        let Known::Source { sgid } = lookup.known else { return };
+    fn gid_of_target(&mut self, id: ResolutionId, outcome: Outcome) {
+        let Some(resolution) = self.resolutions.get_mut(&id) else { return };
+        let Known::Source { sgid } = resolution.known else { return };
         let dgid = match outcome {
             Outcome::Found { gid, source } => {
                 let counter = match source {
                     request::Source::Local | request::Source::Cache => Counter::AddressFromMemory,
                     request::Source::Peer | request::Source::Neighbour => Counter::AddressFromPeer,
                 };
-                lookup.address = Some(counter);
+                resolution.address = Some(counter);
                 self.counters.count(counter);
                 gid
             }
@@ -321,15 +323,15 @@ impl Acm {
         self.seek(id, Some(sgid), Some(dgid));
     }
 
-    fn starts(&mut self, id: LookupId, start: &Result<(PortName, Search), NoStart>) {
-        let Some(lookup) = self.lookups.get_mut(&id) else { return };
+    fn starts(&mut self, id: ResolutionId, start: &Result<(PortName, Search), NoStart>) {
+        let Some(resolution) = self.resolutions.get_mut(&id) else { return };
         let &(port, question) = match start {
             Ok(start) => start,
             Err(NoStart::NoSource) => return self.refuse(id, Status::SourceAddress),
             Err(NoStart::SeveralPorts) => return self.refuse(id, Status::DestinationType),
         };
-        let Lookup { user, deadline, freshness, address, .. } = **lookup;
-        let is_first = lookup.port.replace(port).is_none();
+        let Resolution { user, deadline, freshness, address, .. } = **resolution;
+        let is_first = resolution.port.replace(port).is_none();
         if is_first {
             let counters = self.by_port.entry(port).or_default();
             counters.count(Counter::Requests);
@@ -340,7 +342,7 @@ impl Acm {
         if matches!(question, Search::Known(_)) {
             self.not_remembered(id);
             // Nothing would be remembered of the answer, so a search without a client would be in vain.
-            if self.lookups.get(&id).is_some_and(|lookup| lookup.client.is_none()) {
+            if self.resolutions.get(&id).is_some_and(|resolution| resolution.client.is_none()) {
                 return drop(self.forget(id));
             }
         }
@@ -348,7 +350,7 @@ impl Acm {
         self.events.push_back(Event::Path(paths::Request { freshness, ..request }));
     }
 
-    fn path(&mut self, id: LookupId, outcome: paths::Outcome) {
+    fn path(&mut self, id: ResolutionId, outcome: paths::Outcome) {
         use paths::{Outcome, Source};
         let status = match outcome {
             Outcome::Found { record, source } => {
@@ -359,10 +361,10 @@ impl Acm {
                         Source::Cache | Source::Doubted => Counter::PathFromMemory,
                     },
                 );
-                return self.end(id, |lookup| {
+                return self.end(id, |resolution| {
                     // The SA's answer is as long as the question for it.
-                    let path_use = if lookup.asks_sa { PathUse::Gmp } else { PathUse::All };
-                    Reply::Paths(paths::records(path_use, record), lookup.chosen)
+                    let path_use = if resolution.asks_sa { PathUse::Gmp } else { PathUse::All };
+                    Reply::Paths(paths::records(path_use, record), resolution.chosen)
                 });
             }
             Outcome::NoRecord { .. } | Outcome::Refused(_) => Status::NoData,
@@ -374,10 +376,11 @@ impl Acm {
         self.refuse(id, status);
     }
 
-    fn not_remembered(&mut self, id: LookupId) {
-        let lookup = self.lookups.get_mut(&id);
-        let lookup = lookup.filter(|lookup| lookup.freshness == Freshness::Memory);
-        if let Some((client, request)) = lookup.and_then(|lookup| lookup.client.take()) {
+    fn not_remembered(&mut self, id: ResolutionId) {
+        let resolution = self.resolutions.get_mut(&id);
+        let resolution = resolution.filter(|resolution| resolution.freshness == Freshness::Memory);
+        if let Some((client, request)) = resolution.and_then(|resolution| resolution.client.take())
+        {
             self.count(id, Counter::NotRemembered);
             self.reply(client, &request, &Reply::Refused(Status::NoData));
         }
@@ -459,10 +462,10 @@ impl Acm {
         let target = target.or_else(|| path.dgid().map(End::Gid).filter(|_| source.is_some()));
         let known = target.map(|target| Known::Said { source, target });
         let id = self.begin(now, client, user, request, known.unwrap_or(Known::Ends));
-        if let Some(lookup) = self.lookups.get_mut(&id) {
-            (lookup.path, lookup.asks_sa) = (path, resolve.asks_sa());
+        if let Some(resolution) = self.resolutions.get_mut(&id) {
+            (resolution.path, resolution.asks_sa) = (path, resolve.asks_sa());
             if resolve.is_from_memory() {
-                lookup.freshness = Freshness::Memory;
+                resolution.freshness = Freshness::Memory;
             }
         }
         match known {
@@ -482,11 +485,11 @@ impl Acm {
         user: User,
         request: Request,
         known: Known,
-    ) -> LookupId {
-        let id = LookupId(self.next);
+    ) -> ResolutionId {
+        let id = ResolutionId(self.next);
         self.next += 1;
         let deadline = now + self.config.patience;
-        let lookup = Lookup {
+        let resolution = Resolution {
             client: Some((client, request)),
             user,
             deadline,
@@ -499,7 +502,7 @@ impl Acm {
             port: None,
             address: None,
         };
-        self.lookups.insert(id, Box::new(lookup));
+        self.resolutions.insert(id, Box::new(resolution));
         if let Some(client) = self.clients.get_mut(&client) {
             client.waits_for = Some(id);
         }
@@ -507,11 +510,11 @@ impl Acm {
     }
 
     /// Searches for the path of which the client may know more than the ends.
-    fn seek(&mut self, id: LookupId, sgid: Option<Gid>, dgid: Option<Gid>) {
-        let Some(lookup) = self.lookups.get_mut(&id) else { return };
-        let is_named = matches!(lookup.known, Known::Said { source: None, .. });
-        lookup.known = Known::Ends;
-        let mut known = Some(lookup.path);
+    fn seek(&mut self, id: ResolutionId, sgid: Option<Gid>, dgid: Option<Gid>) {
+        let Some(resolution) = self.resolutions.get_mut(&id) else { return };
+        let is_named = matches!(resolution.known, Known::Said { source: None, .. });
+        resolution.known = Known::Ends;
+        let mut known = Some(resolution.path);
         if let Some(sgid) = sgid {
             known = known.and_then(|known| known.with_source(sgid));
         }
@@ -520,19 +523,19 @@ impl Acm {
         }
         // No path has the ends of two.
         let Some(mut known) = known else { return self.refuse(id, Status::NoData) };
-        if let Some(pkey) = lookup.partition {
+        if let Some(pkey) = resolution.partition {
             known = known.in_partition(pkey);
         }
-        let asks_sa = lookup.asks_sa;
+        let asks_sa = resolution.asks_sa;
         if known.dgid().is_none() && known.dlid().is_none() && !asks_sa {
             return self.refuse(id, Status::DestinationAddress);
         }
         self.ask(id, Ask::Start { known, is_named, asks_sa });
     }
 
-    fn refuse(&mut self, id: LookupId, status: Status) {
-        let lookup = self.lookups.get(&id);
-        if lookup.is_some_and(|lookup| !matches!(lookup.known, Known::Endpoint)) {
+    fn refuse(&mut self, id: ResolutionId, status: Status) {
+        let resolution = self.resolutions.get(&id);
+        if resolution.is_some_and(|resolution| !matches!(resolution.known, Known::Endpoint)) {
             self.count(
                 id,
                 match status {
@@ -544,24 +547,24 @@ impl Acm {
         self.end(id, |_| Reply::Refused(status));
     }
 
-    fn end(&mut self, id: LookupId, reply: impl FnOnce(&Lookup) -> Reply<'static>) {
-        let Some(lookup) = self.forget(id) else { return };
-        if let Some((client, request)) = lookup.client {
-            self.reply(client, &request, &reply(&lookup));
+    fn end(&mut self, id: ResolutionId, reply: impl FnOnce(&Resolution) -> Reply<'static>) {
+        let Some(resolution) = self.forget(id) else { return };
+        if let Some((client, request)) = resolution.client {
+            self.reply(client, &request, &reply(&resolution));
         }
     }
 
-    fn forget(&mut self, id: LookupId) -> Option<Box<Lookup>> {
+    fn forget(&mut self, id: ResolutionId) -> Option<Box<Resolution>> {
         self.early.remove(&id);
-        let lookup = self.lookups.remove(&id)?;
-        match lookup.known {
+        let resolution = self.resolutions.remove(&id)?;
+        match resolution.known {
             Known::Said { .. } => {
-                lookup.known.names().for_each(|name| self.names.leave(&name, id));
+                resolution.known.names().for_each(|name| self.names.leave(&name, id));
             }
             Known::Unsourced(target) => self.sources.leave(target, id),
             _ => {}
         }
-        Some(lookup)
+        Some(resolution)
     }
 
     fn reply(&mut self, client: ClientId, request: &Request, reply: &Reply<'_>) {
@@ -585,9 +588,9 @@ impl Acm {
     }
 
     /// Counts for the service, and for the port of a search.
-    fn count(&mut self, id: LookupId, counter: Counter) {
+    fn count(&mut self, id: ResolutionId, counter: Counter) {
         self.counters.count(counter);
-        if let Some(port) = self.lookups.get(&id).and_then(|lookup| lookup.port) {
+        if let Some(port) = self.resolutions.get(&id).and_then(|resolution| resolution.port) {
             self.by_port.entry(port).or_default().count(counter);
         }
     }

@@ -16,17 +16,17 @@ use ibarr_common::Instant;
 use ibarr_common::wire::acm::{Address, Name, Status};
 
 use super::hosts::folded;
-use super::{Acm, Ask, Counter, End, Known, Lookup, Output, Target};
+use super::{Acm, Ask, Counter, End, Known, Output, Resolution, Target};
 use crate::ip2gid::{Question, is_link_local};
 use crate::places::Room;
-use crate::request::LookupId;
+use crate::request::ResolutionId;
 use crate::shares::{Limits, Shares, User};
 
 impl Acm {
     /// Finds out what the names of a search stand for, then where its path starts.
-    pub(super) fn seek_ends(&mut self, now: Instant, id: LookupId) {
-        let Some(lookup) = self.lookups.get_mut(&id) else { return };
-        let Known::Said { source, target } = &mut lookup.known else { return };
+    pub(super) fn seek_ends(&mut self, now: Instant, id: ResolutionId) {
+        let Some(resolution) = self.resolutions.get_mut(&id) else { return };
+        let Known::Said { source, target } = &mut resolution.known else { return };
         for end in source.iter_mut().chain([target]) {
             let End::Name(name) = end else { continue };
             if let Some(gid) = self.hosts.gid_of(&Address::Name(*name)) {
@@ -36,7 +36,7 @@ impl Acm {
                 *end = End::Addresses(addresses);
             }
         }
-        let missing: Vec<_> = lookup.known.names().collect();
+        let missing: Vec<_> = resolution.known.names().collect();
         if missing.is_empty() {
             return self.seek_source(now, id);
         }
@@ -44,12 +44,12 @@ impl Acm {
         for name in missing {
             self.ask_for_name(now, id, name);
         }
-        self.start_look_ups(now);
+        self.ask_for_names(now);
     }
 
-    fn ask_for_name(&mut self, now: Instant, id: LookupId, name: Name) {
-        let Some(lookup) = self.lookups.get(&id) else { return };
-        let Lookup { client, user, deadline, .. } = **lookup;
+    fn ask_for_name(&mut self, now: Instant, id: ResolutionId, name: Name) {
+        let Some(resolution) = self.resolutions.get(&id) else { return };
+        let Resolution { client, user, deadline, .. } = **resolution;
         if self.names.is_under_way(&name) {
             // No client waits for this search, and another search remembers the name.
             if client.is_none() {
@@ -63,12 +63,12 @@ impl Acm {
         }
     }
 
-    /// Has the driver look up the names for which their users have room.
-    pub(super) fn start_look_ups(&mut self, now: Instant) {
+    /// Has the driver resolve the names for which their users have room.
+    pub(super) fn ask_for_names(&mut self, now: Instant) {
         // Their searches have the same deadline.
         while self.names.shares.poll_refused(now).is_some() {}
         while let Some((user, (id, name))) = self.names.shares.poll_admitted(now) {
-            let is_first = if !self.lookups.contains_key(&id) {
+            let is_first = if !self.resolutions.contains_key(&id) {
                 false
             } else if let Some(addresses) = self.names.lookup(now, &name) {
                 self.set_addresses(now, id, &name, Some(addresses));
@@ -78,7 +78,7 @@ impl Acm {
             };
             if is_first {
                 self.counters.count(Counter::NamesAsked);
-                self.outputs.push_back(Output::LookUp(name));
+                self.outputs.push_back(Output::Resolve(name));
             } else {
                 self.names.shares.ended(user);
             }
@@ -91,12 +91,18 @@ impl Acm {
         for id in self.names.land(now, &name, addresses) {
             self.set_addresses(now, id, &name, addresses);
         }
-        self.start_look_ups(now);
+        self.ask_for_names(now);
     }
 
-    fn set_addresses(&mut self, now: Instant, id: LookupId, name: &Name, to: Option<Addresses>) {
-        let Some(lookup) = self.lookups.get_mut(&id) else { return };
-        let Known::Said { source, target } = &mut lookup.known else { return };
+    fn set_addresses(
+        &mut self,
+        now: Instant,
+        id: ResolutionId,
+        name: &Name,
+        to: Option<Addresses>,
+    ) {
+        let Some(resolution) = self.resolutions.get_mut(&id) else { return };
+        let Known::Said { source, target } = &mut resolution.known else { return };
         let is_it = |end: &End| matches!(end, End::Name(other) if folded(other) == folded(name));
         let Some(addresses) = to else {
             let is_source = source.as_ref().is_some_and(is_it);
@@ -106,15 +112,15 @@ impl Acm {
         for end in source.iter_mut().chain([target]).filter(|end| is_it(end)) {
             *end = End::Addresses(addresses);
         }
-        if lookup.known.names().next().is_none() {
+        if resolution.known.names().next().is_none() {
             self.seek_source(now, id);
         }
     }
 
     /// Both ends are known as addresses or GIDs.
-    fn seek_source(&mut self, now: Instant, id: LookupId) {
-        let Some(lookup) = self.lookups.get_mut(&id) else { return };
-        let Known::Said { source, target } = lookup.known else { return };
+    fn seek_source(&mut self, now: Instant, id: ResolutionId) {
+        let Some(resolution) = self.resolutions.get_mut(&id) else { return };
+        let Known::Said { source, target } = resolution.known else { return };
         if matches!(target, End::Addresses(Addresses { first, .. }) if is_link_local(first)) {
             self.count(id, Counter::LinkLocal);
             return self.refuse(id, Status::DestinationAddress);
@@ -130,7 +136,7 @@ impl Acm {
                 let Some(target) = Question::new(target, None) else {
                     return self.refuse(id, Status::DestinationAddress);
                 };
-                lookup.known = Known::Unsourced(target);
+                resolution.known = Known::Unsourced(target);
                 if let source @ Some(_) = self.sources.to(now, target) {
                     self.routed(id, source);
                 } else if self.sources.wait(target, id) {
@@ -138,16 +144,16 @@ impl Acm {
                 }
             }
             (Some(End::Gid(sgid)), End::Addresses(Addresses { first: target, .. })) => {
-                lookup.known = Known::Target(Target::Ip(target));
+                resolution.known = Known::Target(Target::Ip(target));
                 self.gid_of_source(id, Some(sgid));
             }
             (Some(End::Addresses(Addresses { first: source, .. })), End::Gid(dgid)) => {
-                lookup.known = Known::Target(Target::Gid(dgid));
+                resolution.known = Known::Target(Target::Gid(dgid));
                 self.ask(id, Ask::Source(source));
             }
             (Some(End::Addresses(sources)), End::Addresses(targets)) => {
                 let (source, target) = sources.pair(targets);
-                lookup.known = Known::Target(Target::Ip(target));
+                resolution.known = Known::Target(Target::Ip(target));
                 self.ask(id, Ask::Source(source));
             }
             (Some(End::Name(_)), _) | (_, End::Name(_)) => {}
@@ -155,13 +161,13 @@ impl Acm {
     }
 
     /// Routing has chosen a source.
-    pub(super) fn routed(&mut self, id: LookupId, source: Option<IpAddr>) {
-        let Some(lookup) = self.lookups.get_mut(&id) else { return };
-        let Known::Unsourced(target) = lookup.known else { return };
+    pub(super) fn routed(&mut self, id: ResolutionId, source: Option<IpAddr>) {
+        let Some(resolution) = self.resolutions.get_mut(&id) else { return };
+        let Known::Unsourced(target) = resolution.known else { return };
         match source {
             Some(source) => {
-                lookup.known = Known::Target(Target::Ip(target.target()));
-                lookup.chosen = Some(Address::Ip(source));
+                resolution.known = Known::Target(Target::Ip(target.target()));
+                resolution.chosen = Some(Address::Ip(source));
                 self.ask(id, Ask::Source(source));
             }
             None => self.refuse(id, Status::DestinationAddress),
@@ -183,11 +189,11 @@ impl Known {
     }
 }
 
-/// The names that the driver looks up, each once, and those that are remembered.
+/// The names that the driver resolves, each once, and those that are remembered.
 #[derive(Debug)]
 pub(super) struct Names {
-    /// Names that searches wait for and that no thread looks up yet.
-    shares: Shares<(LookupId, Name)>,
+    /// Names that searches wait for and that no thread resolves yet.
+    shares: Shares<(ResolutionId, Name)>,
     flights: BTreeMap<String, Flight>,
     remembered: BTreeMap<String, Remembered>,
     /// In the order of their expiry, which is that of learning.
@@ -198,7 +204,7 @@ pub(super) struct Names {
 struct Flight {
     /// The user that asked first.
     user: User,
-    waiters: BTreeSet<LookupId>,
+    waiters: BTreeSet<ResolutionId>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -214,7 +220,7 @@ pub(super) struct Addresses {
     pub(super) other: Option<IpAddr>,
 }
 
-/// Names that are looked up at once, each by a thread. A resolver may hang, and cannot be stopped, so a user has few.
+/// Names that are resolved at once, each by a thread. A resolver may hang, and cannot be stopped, so a user has few.
 pub const NAMES: Limits = Limits {
     under_way: Room { all: 256, of_user: 8 },
     waiting: Room { all: 4096, of_user: 1024 },
@@ -251,7 +257,7 @@ impl Names {
     }
 
     /// A search waits for a name. Returns whether it is the first.
-    fn join(&mut self, name: &Name, id: LookupId, user: User) -> bool {
+    fn join(&mut self, name: &Name, id: ResolutionId, user: User) -> bool {
         let flight = self.flights.entry(folded(name));
         let is_first = matches!(flight, Entry::Vacant(_));
         let new = || Flight { user, waiters: BTreeSet::new() };
@@ -259,14 +265,14 @@ impl Names {
         is_first
     }
 
-    /// How many names are looked up.
+    /// How many names are being resolved.
     #[cfg(test)]
     pub(super) fn hanging(&self) -> usize {
         self.flights.len()
     }
 
     /// A search has ended.
-    pub(super) fn leave(&mut self, name: &Name, id: LookupId) {
+    pub(super) fn leave(&mut self, name: &Name, id: ResolutionId) {
         if let Some(flight) = self.flights.get_mut(&folded(name)) {
             flight.waiters.remove(&id);
         }
@@ -278,7 +284,7 @@ impl Names {
         now: Instant,
         name: &Name,
         addresses: Option<Addresses>,
-    ) -> BTreeSet<LookupId> {
+    ) -> BTreeSet<ResolutionId> {
         let name = folded(name);
         let Some(flight) = self.flights.remove(&name) else { return BTreeSet::new() };
         self.shares.ended(flight.user);
@@ -358,8 +364,8 @@ mod tests {
         let mut names = Names::default();
         let found = addresses(&["10.2.0.5"]);
         for n in 0..=MAX_REMEMBERED {
-            assert!(names.join(&name(n), LookupId(1), User(1)));
-            assert_eq!(names.land(NOW, &name(n), found), BTreeSet::from([LookupId(1)]));
+            assert!(names.join(&name(n), ResolutionId(1), User(1)));
+            assert_eq!(names.land(NOW, &name(n), found), BTreeSet::from([ResolutionId(1)]));
         }
         assert_eq!(names.lookup(NOW, &name(0)), None);
         assert_eq!(names.lookup(NOW, &name(1)), found);
@@ -369,10 +375,10 @@ mod tests {
         );
         assert_eq!(names.lookup(NOW + TTL, &name(1)), None);
         // A name without addresses is not remembered.
-        names.join(&name(0), LookupId(1), User(1));
+        names.join(&name(0), ResolutionId(1), User(1));
         names.land(NOW, &name(0), None);
         assert_eq!(names.lookup(NOW, &name(0)), None);
-        names.join(&name(1), LookupId(1), User(1));
+        names.join(&name(1), ResolutionId(1), User(1));
         names.land(NOW + TTL, &name(1), found);
         assert_eq!((names.remembered.len(), names.by_expiry.len()), (1, 1));
         names.forget();

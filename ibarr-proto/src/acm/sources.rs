@@ -10,7 +10,7 @@ use core::time::Duration;
 use ibarr_common::Instant;
 
 use crate::ip2gid::Question;
-use crate::request::LookupId;
+use crate::request::ResolutionId;
 
 /// A change of routes that brings no event is noticed after this.
 const MEMORY: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ pub(super) struct Sources {
     by_target: BTreeMap<Question, IpAddr>,
     until: Instant,
     /// A target is asked for once, and the driver answers each.
-    asked: BTreeMap<Question, BTreeSet<LookupId>>,
+    asked: BTreeMap<Question, BTreeSet<ResolutionId>>,
 }
 
 impl Sources {
@@ -37,14 +37,14 @@ impl Sources {
     }
 
     /// A search waits for the source. Returns whether the kernel has to be asked.
-    pub(super) fn wait(&mut self, target: Question, id: LookupId) -> bool {
+    pub(super) fn wait(&mut self, target: Question, id: ResolutionId) -> bool {
         let is_first = !self.asked.contains_key(&target);
         self.asked.entry(target).or_default().insert(id);
         is_first
     }
 
     /// A search has ended.
-    pub(super) fn leave(&mut self, target: Question, id: LookupId) {
+    pub(super) fn leave(&mut self, target: Question, id: ResolutionId) {
         if let Some(searches) = self.asked.get_mut(&target) {
             searches.remove(&id);
         }
@@ -56,7 +56,7 @@ impl Sources {
         now: Instant,
         target: Question,
         source: Option<IpAddr>,
-    ) -> BTreeSet<LookupId> {
+    ) -> BTreeSet<ResolutionId> {
         if let Some(source) = source {
             if self.by_target.len() >= MOST {
                 self.forget();

@@ -58,7 +58,7 @@ impl Rig {
         self.acm.handle_input(self.now, Input::Message { client, bytes });
     }
 
-    fn answer(&mut self, id: LookupId, answer: &Answer) {
+    fn answer(&mut self, id: ResolutionId, answer: &Answer) {
         self.acm.handle_input(self.now, Input::Answer { id, answer });
     }
 
@@ -92,7 +92,7 @@ impl Rig {
     }
 
     /// Asks for a path to an address, and gives the source that routing chooses and its GID.
-    fn until_target(&mut self, resolve: Resolve) -> LookupId {
+    fn until_target(&mut self, resolve: Resolve) -> ResolutionId {
         self.acm.handle_input(self.now, Input::NetworkChanged);
         self.resolve(resolve);
         self.routed(Some("10.1.0.1"));
@@ -109,7 +109,7 @@ impl Rig {
         id
     }
 
-    fn until_path(&mut self, resolve: Resolve) -> LookupId {
+    fn until_path(&mut self, resolve: Resolve) -> ResolutionId {
         let id = self.until_target(resolve);
         let outcome = Outcome::Found { gid: gid("fe80::5"), source: request::Source::Peer };
         self.acm.gid_of_target(id, outcome);
@@ -405,7 +405,7 @@ fn bytes_that_are_no_request_end_the_connection_and_wrong_requests_do_not() {
 
 /// Tells the service the addresses of the name that it asks for.
 fn named(rig: &mut Rig, expected: &str, addresses: &[&str]) {
-    let Some(Output::LookUp(asked)) = rig.acm.poll_output() else { panic!() };
+    let Some(Output::Resolve(asked)) = rig.acm.poll_output() else { panic!() };
     assert_eq!(Address::Name(asked), name(expected));
     let addresses: Vec<_> = addresses.iter().map(|text| ip(text)).collect();
     rig.acm.handle_input(rig.now, Input::Addresses { name: asked, addresses: &addresses });
@@ -478,7 +478,7 @@ fn name_without_addresses_is_refused_as_the_end_that_it_is() {
 fn slow_name_costs_only_its_own_client_the_deadline() {
     let mut rig = Rig::new();
     rig.resolve(Resolve::to(None, name("slow")));
-    let Some(Output::LookUp(slow)) = rig.acm.poll_output() else { panic!() };
+    let Some(Output::Resolve(slow)) = rig.acm.poll_output() else { panic!() };
     let deadline = NOW + Duration::from_secs(2);
     rig.acm.handle_timeout(deadline);
     assert!(rig.is_refused(Status::TimedOut));
@@ -512,7 +512,7 @@ fn ask_names(acm: &mut Acm, now: Instant, user: User, names: &str, count: u64) -
 fn asked_names(acm: &mut Acm) -> Vec<String> {
     let next = || acm.poll_output();
     let asked = std::iter::from_fn(next).filter_map(|output| match output {
-        Output::LookUp(name) => Some(name.as_str().to_owned()),
+        Output::Resolve(name) => Some(name.as_str().to_owned()),
         _ => None,
     });
     asked.collect()
@@ -561,7 +561,7 @@ fn name_that_waits_behind_a_users_slow_ones_keeps_no_other_user_waiting() {
         let name = Name::new(slow).unwrap();
         acm.handle_input(NOW, Input::Addresses { name, addresses });
     }
-    // Each user goes on with the next name that no thread looks up yet.
+    // Each user goes on with the next name that no thread resolves yet.
     assert_eq!(acm.names.hanging(), 16);
 }
 
@@ -599,12 +599,12 @@ fn search_without_a_client_is_not_kept_for_a_name_under_way() {
     let mut rig = Rig::new();
     for _ in 0..1000 {
         rig.resolve(Resolve::to(None, name("node5")).from_memory());
-        if let Some(Output::LookUp(_)) = rig.acm.poll_output() {
+        if let Some(Output::Resolve(_)) = rig.acm.poll_output() {
             rig.resolve(Resolve::to(None, name("node5")).from_memory());
         }
         while rig.acm.poll_output().is_some() {}
     }
-    assert!(rig.acm.lookups.len() <= 2, "{}", rig.acm.lookups.len());
+    assert!(rig.acm.resolutions.len() <= 2, "{}", rig.acm.resolutions.len());
 }
 
 #[test]
@@ -726,7 +726,7 @@ proptest! {
                         prop_assert!(!routes.contains(&target));
                         routes.push_back(target);
                     }
-                    Output::LookUp(name) => {
+                    Output::Resolve(name) => {
                         prop_assert!(!names.contains(&name));
                         names.push_back(name);
                     }
@@ -743,7 +743,7 @@ proptest! {
     }
 }
 
-fn search(id: request::RequestId) -> LookupId {
+fn search(id: request::RequestId) -> ResolutionId {
     let request::RequestId::User(UserRequest::Acm(id)) = id else { panic!("{id:?}") };
     id
 }

@@ -13,7 +13,7 @@ use ibarr_common::wire::sa::PathQuery;
 use crate::ip2gid::Question;
 use crate::paths::{self, Device, NoStart, PortName, Search};
 use crate::places::Room;
-use crate::request::{LookupId, Outcome};
+use crate::request::{Outcome, ResolutionId};
 use crate::requests::AddressRequest;
 use crate::shares::User;
 
@@ -78,20 +78,20 @@ pub enum Input<'a> {
         /// The address from which this node sends to the target; `None` if it has no route.
         source: Option<IpAddr>,
     },
-    /// The answer to [`Output::LookUp`].
+    /// The answer to [`Output::Resolve`].
     Addresses {
         name: Name,
         /// Its addresses, the preferred ones first; none if the resolver knows none.
         addresses: &'a [IpAddr],
     },
     /// The answer to [`Event::Ask`].
-    Answer { id: LookupId, answer: &'a Answer },
+    Answer { id: ResolutionId, answer: &'a Answer },
     /// The answer to [`Event::Address`].
-    Address { id: LookupId, outcome: Outcome },
+    Address { id: ResolutionId, outcome: Outcome },
     /// The answer to [`Event::Path`].
-    Path { id: LookupId, outcome: paths::Outcome },
+    Path { id: ResolutionId, outcome: paths::Outcome },
     /// The answer is not remembered, so the network is asked for it.
-    NotRemembered(LookupId),
+    NotRemembered(ResolutionId),
     /// Addresses or routes may have changed.
     NetworkChanged,
     /// The node knows more of itself than before.
@@ -105,7 +105,7 @@ pub enum Input<'a> {
 #[expect(missing_docs, reason = "its variants and fields are named for what they are")]
 pub enum Event {
     /// Look up what this node knows of itself. [`Input::Answer`] follows at once.
-    Ask { id: LookupId, ask: Ask },
+    Ask { id: ResolutionId, ask: Ask },
     /// Resolve an address. [`Input::Address`] follows.
     Address(AddressRequest),
     /// Resolve a path. [`Input::Path`] follows.
@@ -191,7 +191,7 @@ pub enum Output {
     /// Find the source address of packets to a target. One [`Input::Source`] follows.
     Route(Question),
     /// Find the addresses of a name. [`Input::Addresses`] follows, however long that takes.
-    LookUp(Name),
+    Resolve(Name),
     Reply(Transmit),
     Close(ClientId),
 }
@@ -232,7 +232,7 @@ crate::counters! {
         NamesAsked = normal("names-asked"),
         /// Names whose addresses were remembered.
         NamesFromMemory = normal("names-from-memory"),
-        /// Requests refused because too many names were being looked up.
+        /// Requests refused because too many names were being resolved.
         NamesRefused = error("names-refused"),
         /// Destinations whose GID a peer has given.
         AddressFromPeer = normal("address-from-peer"),

@@ -174,7 +174,7 @@ impl World {
                     _ => return,
                 }
             }
-            Output::LookUp(name) => {
+            Output::Resolve(name) => {
                 let life = self.machines[id].life;
                 let at = now + self.dice.within(ms(1)..secs(6));
                 self.at(at, What::Named(id, life, name));

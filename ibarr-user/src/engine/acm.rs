@@ -131,7 +131,7 @@ impl Acm {
                     tell(node, now, Input::Source { target, source: None });
                 }
             }
-            Output::LookUp(name) => {
+            Output::Resolve(name) => {
                 if let Err(error) = self.names.ask(name) {
                     warn!(%error, "cannot start a thread for the system's resolver");
                     tell(node, now, Input::Addresses { name, addresses: &[] });
