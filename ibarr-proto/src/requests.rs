@@ -180,7 +180,7 @@ impl Requests {
                 let found = own.filter(|own| matches!(own, Outcome::Found { .. }));
                 match found.or_else(listed).or(own) {
                     Some(outcome) => self.end(request.request.id, outcome),
-                    None if self.has_share(request.request.id) => {
+                    None if self.may_ask(&request.request) => {
                         self.events.push_back(Event::AskPeer(request.request));
                     }
                     None => self.events.push_back(Event::Recall(request.request)),
@@ -273,8 +273,12 @@ impl Requests {
         self.admitted.len()
     }
 
-    fn has_share(&self, id: RequestId) -> bool {
-        matches!(id, RequestId::User(id) if self.admitted.contains_key(&id))
+    /// Whether the request may load the network: the client looks into its memory first.
+    fn may_ask(&self, request: &client::Request) -> bool {
+        match request.id {
+            RequestId::Kernel(_) => true,
+            RequestId::User(id) => self.admitted.contains_key(&id),
+        }
     }
 
     fn offer(&mut self, now: Instant, user: User, request: AddressRequest) {
@@ -325,8 +329,8 @@ impl Requests {
 }
 
 impl AddressRequest {
-    /// A user of this node asks. With the oldest time there is: the request gives way to those of the kernel, and they
-    /// never to it.
+    /// A request of a user. It has the oldest time that there is, so that it makes way for the kernel's requests, and none
+    /// of them for it.
     pub fn of_user(id: UserRequest, user: User, question: Question, deadline: Instant) -> Self {
         let (caller, asked_at, id) = (id.caller(user), Instant::BOOT, RequestId::User(id));
         let freshness = Freshness::Any;

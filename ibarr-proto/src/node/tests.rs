@@ -176,6 +176,9 @@ fn answer_cached_for_the_interface_needs_no_route_look_up() {
     let counters = rig.node.local_service.counters();
     assert_eq!(counters.get(Counter::AnsweredPeer), 1);
     assert_eq!(counters.get(Counter::AnsweredCache), 1);
+    let of_client = |counter| rig.node.client.counters().get(counter);
+    let [requests, hits] = [client::Counter::Requests, client::Counter::CacheHits].map(of_client);
+    assert_eq!((requests, hits), (2, 1));
 }
 
 #[test]

@@ -45,14 +45,14 @@ impl Client {
     /// asks again and again never waits. A user is given what the kernel's
     /// neighbour entry said, too.
     pub(super) fn recall(&mut self, question: Question, caller: Caller) -> Option<Cached> {
-        let mut cached = self.cache.peek(question).filter(|cached| self.is_fresh(cached));
+        let mut cached = self.cache.peek(question).filter(|cached| self.is_fresh(self.now, cached));
         if cached.is_some_and(|cached| self.old_prefixes.doubts(&cached)) {
             self.counters.count(Counter::Doubted);
             cached = None;
         }
         if cached.is_none() && !caller.is_kernel() {
             let known = self.lookup_neighbour(self.now, question);
-            cached = known.filter(|cached| self.is_fresh(cached));
+            cached = known.filter(|cached| self.is_fresh(self.now, cached));
         }
         let cached = cached?;
         let is_young = |at: Instant| self.now < at + self.config.settings().fresh_for / 2;
@@ -64,14 +64,14 @@ impl Client {
 
     /// Whether a GID is remembered that is too old to be given without asking the peer.
     pub fn is_older(&self, now: Instant, question: Question) -> bool {
-        self.lookup(now, question).is_some_and(|cached| !self.is_fresh(&cached))
+        self.lookup(now, question).is_some_and(|cached| !self.is_fresh(now, &cached))
     }
 
-    fn is_fresh(&self, cached: &Cached) -> bool {
+    fn is_fresh(&self, now: Instant, cached: &Cached) -> bool {
         let fresh_for = self.config.settings().fresh_for;
-        let is_lately = |at: Instant| self.now < at + fresh_for;
+        let is_lately = |at: Instant| now < at + fresh_for;
         let is_negative = cached.gid.is_none();
-        self.now < cached.expires_at && (is_negative || cached.heard_at.is_some_and(is_lately))
+        now < cached.expires_at && (is_negative || cached.heard_at.is_some_and(is_lately))
     }
 
     fn ask_behind(&mut self, question: Question) {

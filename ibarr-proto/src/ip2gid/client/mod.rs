@@ -159,10 +159,9 @@ impl Client {
             }
             Input::Resolve(request) => self.resolve(&request),
             Input::Recall(request) => {
-                let remembered = self.recall(request.question, request.caller);
-                self.events.push_back(remembered.map_or(Event::NotRemembered(request), |cached| {
-                    Event::Answered { id: request.id, outcome: cached.into() }
-                }));
+                if !self.answer_from_memory(&request) {
+                    self.events.push_back(Event::NotRemembered(request));
+                }
             }
             Input::Network(egresses) => self.network_changed(egresses),
             Input::Cancel { id } => self.cancel(id),
@@ -294,16 +293,21 @@ impl Client {
     }
 
     fn resolve(&mut self, request: &Request) {
-        let &Request { id, caller, question, .. } = request;
-        if !self.flights.is_waiting(id) {
-            if let Some(cached) = self.recall(question, caller) {
-                self.counters.count(Counter::Requests);
-                self.counters.count(Counter::CacheHits);
-                return self.answer(id, cached.into());
+        if !self.flights.is_waiting(request.id) {
+            if self.answer_from_memory(request) {
+                return;
             }
-            self.counters.add(Counter::Older, self.is_older(self.now, question).into());
+            self.counters.add(Counter::Older, self.is_older(self.now, request.question).into());
         }
         self.ask_peer(request);
+    }
+
+    fn answer_from_memory(&mut self, request: &Request) -> bool {
+        let Some(cached) = self.recall(request.question, request.caller) else { return false };
+        self.counters.count(Counter::Requests);
+        self.counters.count(Counter::CacheHits);
+        self.answer(request.id, cached.into());
+        true
     }
 
     fn ask_peer(&mut self, request: &Request) {

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use self::rig::{Rig, gid, ib0, ms, peer, question, secs, via};
 use super::super::Family;
 use super::*;
-use crate::request::{Caller, Freshness, UserRequest};
+use crate::request::{Caller, Freshness, ResolutionId, UserRequest};
 
 #[test]
 fn question_goes_from_route_to_socket_to_wire_to_answer() {
@@ -74,6 +74,21 @@ fn restored_answers_are_listed_until_they_expire_but_asked_for() {
     assert_eq!((second.answers.get(&id), second.count(Counter::Older)), (None, 1));
     second.reply(0, Some(gid(7)));
     assert_eq!(second.found(id), Some((gid(7), Source::Peer)));
+}
+
+#[test]
+fn request_is_counted_once_whether_it_asks_or_only_recalls() {
+    let mut rig = Rig::new(Settings::default());
+    let id = RequestId::User(UserRequest::Acm(ResolutionId(7)));
+    let request = Request { id, ..rig.of_user(question(5)) };
+    rig.client.handle_input(rig.now, Input::Recall(request));
+    assert_eq!(rig.client.poll_event(), Some(Event::NotRemembered(request)));
+    rig.resolve(5);
+    rig.reply(0, Some(gid(5)));
+    rig.input(Input::Recall(request));
+    assert_eq!(rig.found(id), Some((gid(5), Source::Cache)));
+    let counted = [Counter::Requests, Counter::Found, Counter::CacheHits];
+    assert_eq!(counted.map(|counter| rig.count(counter)), [2, 2, 1]);
 }
 
 #[test]

@@ -84,7 +84,7 @@ impl Rig {
         self.put(Request { freshness: Freshness::Fresh, ..request })
     }
 
-    fn of_user(&mut self, question: Question) -> Request {
+    pub(super) fn of_user(&mut self, question: Question) -> Request {
         self.requests += 1;
         let id = RequestId::User(UserRequest::Control(self.requests));
         let (asked_at, deadline) = (Instant::BOOT, self.now + secs(3));
