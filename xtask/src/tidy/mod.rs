@@ -36,6 +36,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
         problems.extend(licences::check(&metadata, &allowed));
     }
     let fuzz = workspace::metadata(&workspace.root().join("fuzz"), &platform)?;
+    problems.extend(arrows::check(&fuzz, &files));
     problems.extend(licences::check(&fuzz, &allowed));
 
     for file in &files {

@@ -128,9 +128,13 @@ fn ask_and_lookup(file: &File) -> Option<String> {
     if !file.has_extension(&["rs"]) || file.is_test() {
         return None;
     }
+    // What a request is answered from without the network is looked up.
+    let is_request = file.path == "ibarr-proto/src/requests.rs";
     file.find(|line| {
         line.contains(concat!("fn ", "lookup")) && !is_core
             || line.contains(concat!("fn ", "look_up"))
+            || line.contains(concat!("struct ", "Lookup")) && is_core
+            || line.trim_start().starts_with(concat!("Look", "Up")) && is_core && !is_request
     })
     .map(|at| format!("{at}: what may ask others is called `resolve`, or by what it asks for"))
 }
@@ -189,7 +193,10 @@ pub(super) fn paths(files: &[File]) -> Vec<String> {
             let is_ours = name.split_once('/').is_some_and(|(top, _)| folders.contains(top));
             let is_file = name.rsplit('/').next().is_some_and(|file| file.contains('.'));
             let is_path = is_ours && is_file && !name.contains(['*', ' ']);
-            if is_path && !files.iter().any(|other| other.path == name) {
+            let is_source = is_source(name) && !name.contains(['*', ' ', '{', ':']);
+            let is_wrong = is_path && !files.iter().any(|other| other.path == name)
+                || is_source && !files.iter().any(|other| is_called(other, name));
+            if is_wrong {
                 problems.push(format!("{}: it names `{name}`, which does not exist", file.path));
             }
         }
@@ -208,17 +215,23 @@ pub(super) fn paths_in_comments(files: &[File]) -> Vec<String> {
         let is_path = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
         for name in comments.flat_map(|text| text.split(|c| !is_path(c))) {
             let name = name.trim_end_matches('.').trim_start_matches("../");
-            let is_ours = name.strip_suffix(".rs").is_some_and(|path| path.contains('/'));
-            let is_there = |other: &File| {
-                let before = other.path.strip_suffix(name);
-                before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
-            };
-            if is_ours && !files.iter().any(is_there) {
+            if is_source(name) && !files.iter().any(|other| is_called(other, name)) {
                 problems.push(format!("{}: it names `{name}`, which does not exist", file.path));
             }
         }
     }
     problems
+}
+
+/// Whether `name` is the path of a Rust source, perhaps without its first folders.
+fn is_source(name: &str) -> bool {
+    name.strip_suffix(".rs").is_some_and(|path| path.contains('/'))
+}
+
+/// Whether `name` is the file's path, perhaps without its first folders.
+fn is_called(file: &File, name: &str) -> bool {
+    let before = file.path.strip_suffix(name);
+    before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }
 
 /// Checks that each function that a document names is in the tree. This is for names of at least four
