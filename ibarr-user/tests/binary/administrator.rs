@@ -8,7 +8,6 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::net::UnixListener;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
@@ -18,6 +17,7 @@ use serde_json::Value;
 use crate::sockets::in_namespace;
 use crate::support::{
     Daemon, IBARR, PATIENCE, TempDir, USER_SPACE, daemon_command, free_port, ibarr, json, program,
+    until_ok,
 };
 
 #[test]
@@ -335,11 +335,7 @@ fn holder_of_a_taken_port_is_named_and_a_free_port_served() {
     daemon.until(|daemon| blocked(daemon).filter(|reason| reason.contains(&by)));
     drop(v4);
     // System level: the daemon tries again every 5 s.
-    let begun = Instant::now();
-    while blocked(&daemon).is_some() {
-        assert!(begun.elapsed() < PATIENCE, "still blocked");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    until_ok(|| blocked(&daemon).map_or(Ok(()), Err));
 }
 
 #[test]

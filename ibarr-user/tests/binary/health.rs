@@ -5,14 +5,13 @@
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Output;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use crate::kernel::{CONFIG, command, pair};
 use crate::paths::{LOCAL, Port, UNKNOWN, ask, request, start};
-use crate::support::{Daemon, PATIENCE, TempDir, ibarr, json};
+use crate::support::{Daemon, TempDir, ibarr, json, until_ok};
 
 fn checked(daemon: &Daemon) -> (Option<i32>, String) {
     said(&daemon.ask(&["status", "--check"]))
@@ -20,15 +19,10 @@ fn checked(daemon: &Daemon) -> (Option<i32>, String) {
 
 /// Checks again until the exit code is `code`, and returns the line.
 fn until(daemon: &Daemon, code: i32) -> String {
-    let begun = Instant::now();
-    loop {
-        let (exit, line) = checked(daemon);
-        if exit == Some(code) {
-            return line;
-        }
-        assert!(begun.elapsed() < PATIENCE, "not {code}, but {exit:?}: {line}");
-        thread::sleep(Duration::from_millis(50));
-    }
+    until_ok(|| match checked(daemon) {
+        (Some(exit), line) if exit == code => Ok(line),
+        (exit, line) => Err(format!("not {code}, but {exit:?}: {line}")),
+    })
 }
 
 fn said(output: &Output) -> (Option<i32>, String) {

@@ -7,16 +7,12 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::metrics::http;
-use crate::support::{
-    Daemon, PATIENCE, TempDir, USER_SPACE, daemon_command, free_port, ibarr, json,
-};
+use crate::support::{Daemon, TempDir, USER_SPACE, daemon_command, free_port, ibarr, json, until};
 
 #[test]
 fn one_of_two_daemons_started_at_once_survives() {
@@ -26,16 +22,11 @@ fn one_of_two_daemons_started_at_once_survives() {
         let start = || Started(daemon_command(&dir).stderr(Stdio::null()).spawn().unwrap());
         let mut daemons = [start(), start()];
         let status = || ibarr(&["status", "--json", "--run-dir", dir.0.to_str().unwrap()]);
-        let begun = Instant::now();
-        let ended = loop {
+        let ended = until(|| {
             let ended =
                 daemons.iter_mut().position(|daemon| daemon.0.try_wait().unwrap().is_some());
-            match ended {
-                Some(ended) if status().status.success() => break ended,
-                _ => assert!(begun.elapsed() < PATIENCE, "both daemons live, or neither"),
-            }
-            sleep(Duration::from_millis(5));
-        };
+            ended.filter(|_| status().status.success())
+        });
         assert_eq!(daemons[ended].0.wait().unwrap().code(), Some(75));
         let other = &mut daemons[1 - ended];
         assert_eq!(json(&status())["status"]["pid"], other.0.id());

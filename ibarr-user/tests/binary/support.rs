@@ -3,6 +3,7 @@
 //! Starts and stops daemons for the tests.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::io::IoSliceMut;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd as _, RawFd};
@@ -196,13 +197,18 @@ impl Drop for Daemon {
 }
 
 /// Repeats `ask` until it returns a value.
-pub(crate) fn until<T>(ask: impl Fn() -> Option<T>) -> T {
+pub(crate) fn until<T>(mut ask: impl FnMut() -> Option<T>) -> T {
+    until_ok(|| ask().ok_or("no value in time"))
+}
+
+/// Repeats `ask` until it succeeds. The last error is the message of the panic.
+pub(crate) fn until_ok<T, E: Display>(mut ask: impl FnMut() -> Result<T, E>) -> T {
     let begun = Instant::now();
     loop {
-        if let Some(something) = ask() {
-            return something;
+        match ask() {
+            Ok(something) => return something,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
         }
-        assert!(begun.elapsed() < PATIENCE, "no value in time");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

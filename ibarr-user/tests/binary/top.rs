@@ -5,8 +5,6 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -16,7 +14,7 @@ use crate::kernel::CONFIG;
 use crate::paths::{LOCAL, Port, UNKNOWN, ask, await_capabilities, request, start};
 use crate::peers::{Peers, SILENT};
 use crate::sockets::in_namespace;
-use crate::support::{Daemon, IBARR, PATIENCE, TempDir, ibarr, json, program};
+use crate::support::{Daemon, IBARR, TempDir, ibarr, json, program, until_ok};
 
 /// The row of a document with this value.
 fn row<'a>(top: &'a Value, table: &str, key: &str, value: &str) -> &'a Value {
@@ -135,15 +133,10 @@ impl Tmux {
 
     /// Waits until the screen is as wanted.
     fn until(&self, mut is_wanted: impl FnMut(&str) -> bool) -> String {
-        let begun = Instant::now();
-        loop {
+        until_ok(|| {
             let screen = self.screen();
-            if is_wanted(&screen) {
-                return screen;
-            }
-            assert!(begun.elapsed() < PATIENCE, "{screen}");
-            sleep(Duration::from_millis(50));
-        }
+            if is_wanted(&screen) { Ok(screen) } else { Err(screen) }
+        })
     }
 
     /// Types a command, and waits for its last words.
