@@ -264,7 +264,7 @@ impl Paths {
                     || !key.is_kept()
                         && !is_under_way
                         && !self.was_doubted(index)
-                        && !self.may_repeat(index) =>
+                        && !self.take_repeat(index) =>
             {
                 return self.answer(Some(index), id, rank, doubted.given());
             }
@@ -582,7 +582,7 @@ impl Paths {
         if remembered.record.is_some()
             && is_near_end
             && !self.by_key.contains_key(&key)
-            && self.may_repeat(key.port())
+            && self.take_repeat(key.port())
         {
             self.counters.count(Counter::Refreshes);
             self.ask(key, question, None, Rank::Other, self.now + REFRESH_DEADLINE);
@@ -593,7 +593,7 @@ impl Paths {
         self.ports.get(port).is_some_and(Port::was_doubted)
     }
 
-    fn may_repeat(&mut self, port: PortIndex) -> bool {
+    fn take_repeat(&mut self, port: PortIndex) -> bool {
         let (now, rate) = (self.now, self.config.repeat_rate);
         self.ports.get_mut(port).is_some_and(|port| port.repeats.take(now, rate))
     }

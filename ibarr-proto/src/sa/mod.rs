@@ -112,7 +112,7 @@ impl Client {
         self.advance(now);
         match input {
             Input::Sa { port, sa } => self.set_sa(port, sa),
-            Input::MayBeBack { port } => self.may_be_back(port),
+            Input::MayBeBack { port } => self.hurry(port),
             Input::Ask(ask) => self.ask(ask),
             Input::Join { id, rank, deadline } => self.join(id, rank, deadline),
             Input::Mad { port, from, mad } => self.handle_mad(port, from, mad),
@@ -199,7 +199,7 @@ impl Client {
         }
     }
 
-    fn may_be_back(&mut self, port: PortIndex) {
+    fn hurry(&mut self, port: PortIndex) {
         let at = self.now + random(self.config.start_spread, &mut self.rng);
         if let Some(lane) = self.lanes.get_mut(&port) {
             lane.gate.hurry(at);

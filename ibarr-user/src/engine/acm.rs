@@ -120,7 +120,7 @@ impl Acm {
                 }
             },
             Event::Taken(client) => self.clients.taken(client),
-            Event::NotTaken(client) => self.has_no_room(now, client, node),
+            Event::NotTaken(client) => self.not_taken(now, client, node),
         }
     }
 
@@ -139,7 +139,7 @@ impl Acm {
             }
             Output::Reply(Transmit { client, bytes }) => {
                 if !self.clients.reply(client, &bytes) {
-                    self.has_no_room(now, client, node);
+                    self.not_taken(now, client, node);
                 }
             }
             Output::Close(client) => self.clients.close(client),
@@ -147,7 +147,7 @@ impl Acm {
     }
 
     /// A client does not read its replies.
-    fn has_no_room(&mut self, now: Instant, client: ClientId, node: &mut Node) {
+    fn not_taken(&mut self, now: Instant, client: ClientId, node: &mut Node) {
         debug!(?client, "a client of ACM does not take its reply");
         self.clients.close(client);
         tell(node, now, Input::NotTaken { client });

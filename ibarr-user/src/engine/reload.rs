@@ -74,11 +74,11 @@ impl Reloads {
                 kind: FailureKind::Internal,
                 message: format!("cannot start a thread to read the configuration: {error}"),
             };
-            self.has_read(&failure.into());
+            self.note_read(&failure.into());
         }
     }
 
-    fn has_read(&mut self, response: &Response) {
+    fn note_read(&mut self, response: &Response) {
         let (_, asked) = self.reading.take().unwrap_or((Instant::BOOT, Vec::new()));
         self.told.extend(asked.into_iter().map(|asked| (asked, response.clone())));
         self.is_settling = true;
@@ -130,7 +130,7 @@ impl Engine {
                 Failure { kind: FailureKind::Config, message }.into()
             }
         };
-        self.settings.reloads.has_read(&response);
+        self.settings.reloads.note_read(&response);
         self.settings.reloads.read(now, &self.settings.options);
     }
 
