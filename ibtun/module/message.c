@@ -96,7 +96,7 @@ static enum ibtun_verdict ibtun_begin_send(struct rvt_qp *qp)
 	return IBTUN_TAKEN;
 }
 
-/* Finds a receive to tell of an RDMA WRITE by; its memory is not used. */
+/* Takes a receive whose completion reports an RDMA WRITE; its memory is not used. */
 static enum ibtun_verdict ibtun_begin_notice(struct rvt_qp *qp)
 {
 	int ret;

@@ -222,11 +222,12 @@ crate::counters! {
         NotTaken = error("not-taken"),
         /// Requests for paths that failed.
         Failed = error("failed"),
-        /// Requests for a link-local destination, which is another node's on each link, and whose link ACM cannot name.
+        /// Requests for a link-local destination: each link has its own node of that address, and a request of ACM does
+        /// not name the link.
         LinkLocal = error("link-local"),
         /// Requests for a destination that does not exist, or to which there is no path.
         NoData = error("no-data"),
-        /// Requests for what is remembered, when nothing was.
+        /// Requests for a remembered path when none was remembered.
         NotRemembered = normal("not-remembered"),
         /// Names that the system's resolver was asked for.
         NamesAsked = normal("names-asked"),

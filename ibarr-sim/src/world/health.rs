@@ -161,7 +161,8 @@ impl World {
         }
     }
 
-    /// The causes that are there now. Only what the daemon cannot see is asked of its own cores.
+    /// The causes that are there now, by what the simulation knows. The daemon's cores are asked only for what the
+    /// simulation does not decide.
     fn wrong(&self, id: usize, daemon: &Daemon) -> Vec<Cause> {
         let (now, machine) = (self.now, &self.machines[id]);
         let mut wrong = Vec::new();

@@ -117,7 +117,7 @@ impl Monitor {
     }
 
     pub(super) fn observe(&mut self, now: Instant, wrong: &[Cause]) {
-        // What may be told is not a spell that must be told.
+        // A cause of these may be reported here. Only a cause that is there must be.
         let may_be_silent = if self.unproven.is_some() { &SILENCES[..] } else { &[] };
         for &cause in wrong.iter().chain(may_be_silent) {
             let new = Spell { since: None, until: now };

@@ -31,7 +31,7 @@ pub(super) struct PathClaims {
     /// The daemon's last facts about its port, and the last ones with an SA.
     facts: Option<PortFacts>,
     last: Option<PortFacts>,
-    /// Since when earlier answers are wrong, in doubt, from another SA.
+    /// Answers of before this time are wrong; of before the next, in doubt; of before the last, from another SA.
     void_at: Instant,
     doubt_at: Instant,
     moved_at: Instant,

@@ -152,7 +152,7 @@ impl Resolve {
         Self { source, destination, path: None, is_from_memory: false, asks_sa: false }
     }
 
-    /// A question for the path whose known fields `path` has.
+    /// A request for a path with the given fields of `path`.
     pub fn along(path: PathRecord) -> Self {
         let path = Some(path);
         Self { source: None, destination: None, path, is_from_memory: false, asks_sa: false }
