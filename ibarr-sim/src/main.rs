@@ -44,8 +44,8 @@ fn main() -> ExitCode {
         let plan = sa_load::Plan::new(nodes.unwrap_or(10_000).clamp(10, 45_000));
         let plan = sa_load::Plan { seed: seed.unwrap_or_default(), ..plan };
         let mut holds = true;
-        for hearing in [sa_load::Hearing::Heard, sa_load::Hearing::Deaf] {
-            let report = sa_load::run(sa_load::Plan { hearing, ..plan });
+        for port_events in [sa_load::PortEvents::Received, sa_load::PortEvents::Absent] {
+            let report = sa_load::run(sa_load::Plan { port_events, ..plan });
             println!("{report}");
             holds &= report.exceeded().next().is_none();
         }

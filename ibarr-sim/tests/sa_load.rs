@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use ibarr_proto::paths;
-use ibarr_sim::sa_load::{Hearing, Plan, run};
+use ibarr_sim::sa_load::{Plan, PortEvents, run};
 
 #[test]
 fn nodes_put_no_more_load_on_an_sa_than_allowed() {
-    for hearing in [Hearing::Heard, Hearing::Deaf] {
-        let report = run(Plan { hearing, ..Plan::new(60) });
+    for port_events in [PortEvents::Received, PortEvents::Absent] {
+        let report = run(Plan { port_events, ..Plan::new(60) });
         println!("{report}");
         assert_eq!(report.bounds.len(), 17);
         assert_eq!(report.exceeded().count(), 0);
@@ -51,7 +51,7 @@ fn stale(plan: Plan) -> [(Plan, [&'static str; 2]); 2] {
     let rules = ["nodes with a wrong path", "nodes with a wrong path"];
     let forgetful = paths::Config { canary_every: Duration::ZERO, ..plan.config };
     [
-        (Plan { hearing: Hearing::Ignored, ..plan }, rules),
-        (Plan { hearing: Hearing::Deaf, config: forgetful, ..plan }, rules),
+        (Plan { port_events: PortEvents::Ignored, ..plan }, rules),
+        (Plan { port_events: PortEvents::Absent, config: forgetful, ..plan }, rules),
     ]
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ibarr_proto::paths::{self, DOUBT_SPREAD};
 
 use super::cluster::{KERNEL_PATIENCE, KERNEL_SENDS};
-use super::{CONNECTIONS, Event, Hearing, Phase, Plan, Second, stays};
+use super::{CONNECTIONS, Event, Phase, Plan, PortEvents, Second, stays};
 
 /// A measured value and its bound.
 #[derive(Clone, Debug)]
@@ -60,7 +60,8 @@ pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
     let used = count(CONNECTIONS as u64) + 1.0;
     let started = |at: f64| nodes * ((at + 1.0) / spread).min(1.0);
     // One per interval while paths are used.
-    let times = if plan.hearing == Hearing::Deaf { 1 } else { paths::Config::CANARIES_IF_HEARD };
+    let times =
+        if plan.port_events == PortEvents::Absent { 1 } else { paths::Config::CANARIES_IF_HEARD };
     let canaries = nodes / (design.canary_every * times).as_secs_f64();
     let busy = [Event::PowerOn, Event::Moved, Event::Register, Event::Takeover];
     let mut bounds: Vec<_> = busy.map(|event| self_clocked(phases, event, nodes)).into();
@@ -128,9 +129,9 @@ fn of_kernels(at: usize) -> f64 {
 /// interval to one and a half; its path has moved in nine cases of ten; three canaries are sent in
 /// half a minute.
 fn wrong(plan: &Plan, phases: &[Phase]) -> Bound {
-    let (from, most) = match plan.hearing {
-        Hearing::Heard | Hearing::Ignored => (2, 0.0),
-        Hearing::Deaf => {
+    let (from, most) = match plan.port_events {
+        PortEvents::Received | PortEvents::Ignored => (2, 0.0),
+        PortEvents::Absent => {
             let staying = (0..plan.nodes).filter(|node| stays(*node)).count();
             (30, by_chance(count(staying as u64) * 0.1_f64.powi(3)))
         }
@@ -237,8 +238,9 @@ mod tests {
             seconds[at].wrong.insert(0);
             [Phase { event: Event::Moved, seconds }]
         };
-        let holds = |hearing, at| wrong(&Plan { hearing, ..Plan::new(100) }, &phase(at)).holds();
-        assert!(holds(Hearing::Heard, 1) && !holds(Hearing::Heard, 2));
-        assert!(holds(Hearing::Deaf, 29) && !holds(Hearing::Deaf, 30));
+        let holds =
+            |port_events, at| wrong(&Plan { port_events, ..Plan::new(100) }, &phase(at)).holds();
+        assert!(holds(PortEvents::Received, 1) && !holds(PortEvents::Received, 2));
+        assert!(holds(PortEvents::Absent, 29) && !holds(PortEvents::Absent, 30));
     }
 }

@@ -21,7 +21,7 @@ use ibarr_proto::request::{Caller, Freshness, UserRequest};
 use ibarr_proto::sa::{Counter, PortIndex, Transmit};
 
 use super::sa::{Sa, Verdict};
-use super::{CONNECTIONS, Event, Hearing, KEPT, Plan, Second, stays};
+use super::{CONNECTIONS, Event, KEPT, Plan, PortEvents, Second, stays};
 use crate::dice::{Dice, ms, secs};
 use crate::record::START;
 
@@ -139,7 +139,7 @@ impl Cluster {
             Event::Steady | Event::Moved | Event::Register => None,
         };
         let is_told = matches!(event, Event::Moved | Event::Register | Event::Takeover);
-        if is_told && self.plan.hearing == Hearing::Heard {
+        if is_told && self.plan.port_events == PortEvents::Received {
             let at = self.now + self.dice.within(Duration::ZERO..SOON);
             self.at(at, What::Happens(node));
         }
@@ -191,7 +191,7 @@ impl Cluster {
             What::Facts(node) => {
                 let facts = facts(node, self.lid(node), self.sm_lid);
                 let input = Input::Port { port: PORT, name: name(), facts };
-                let heard = self.plan.hearing != Hearing::Deaf;
+                let heard = self.plan.port_events != PortEvents::Absent;
                 let paths = &mut self.nodes[node].paths;
                 paths.handle_input(self.now, input);
                 paths.handle_input(self.now, Input::Hearing { port: PORT, heard });

@@ -32,16 +32,16 @@ pub struct Plan {
     /// Configuration of each node. The bounds apply to the default.
     pub config: paths::Config,
     /// Whether nodes receive the kernel's events of their ports.
-    pub hearing: Hearing,
+    pub port_events: PortEvents,
 }
 
-/// Whether nodes receive the kernel's events, see [`Plan::hearing`].
+/// Whether nodes receive the kernel's events, see [`Plan::port_events`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Hearing {
+pub enum PortEvents {
     /// Nodes receive events.
-    Heard,
+    Received,
     /// Nodes have no libibverbs, and receive none.
-    Deaf,
+    Absent,
     /// Nodes receive events and ignore them: a planted bug that the simulation must find.
     Ignored,
 }
@@ -51,7 +51,7 @@ impl Plan {
     pub fn new(nodes: usize) -> Self {
         let sa_rate = u32::try_from(2 * nodes).unwrap_or(u32::MAX).max(2);
         let config = paths::Config::default();
-        Self { nodes, seed: 0, sa_rate, config, hearing: Hearing::Heard }
+        Self { nodes, seed: 0, sa_rate, config, port_events: PortEvents::Received }
     }
 }
 
@@ -188,8 +188,8 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Plan { nodes, seed, sa_rate, hearing, .. } = self.plan;
-        let (paths, heard) = (KEPT + CONNECTIONS, hearing == Hearing::Heard);
+        let Plan { nodes, seed, sa_rate, port_events, .. } = self.plan;
+        let (paths, heard) = (KEPT + CONNECTIONS, port_events == PortEvents::Received);
         let heard = if heard { "events received" } else { "no events received" };
         writeln!(
             f,

@@ -237,7 +237,7 @@ impl World {
         let counters = daemon.core.node().local_service().counters();
         let repeated = counters.get(local_service::Counter::AnswersRepeated);
         let spared = counters.get(local_service::Counter::PathsSpared);
-        let (dealt, claim) = daemon.kernel.answered(kind, seq, repeated);
+        let (history, claim) = daemon.kernel.answered(kind, seq, repeated);
         if let Some(claim) = claim {
             self.claims.breaks(self.now, [Some(id), None], claim);
         }
@@ -253,23 +253,23 @@ impl World {
             return;
         }
         let gid = bytes.get(20..36).and_then(|gid| gid.first_chunk::<16>()).copied();
-        let (Some(gid), Some(target)) = (gid.and_then(Gid::new), dealt.target) else {
+        let (Some(gid), Some(target)) = (gid.and_then(Gid::new), history.target) else {
             let text = format!("the message is not an answer: {bytes:02x?}");
             return self.claims.breaks(self.now, [Some(id), None], text);
         };
         // An answer may be repeated, or have waited for room.
-        let has_waited = self.machines[id].troubles.until(Trouble::Clogged) >= dealt.asked_at;
-        if dealt.is_reused && has_waited {
+        let has_waited = self.machines[id].troubles.until(Trouble::Clogged) >= history.asked_at;
+        if history.is_reused && has_waited {
             return;
         }
-        let is_new = dealt.is_first() && !has_waited;
-        let late = self.slept_lately(Some(id), dealt.asked_at) + ms(100);
+        let is_new = history.is_first() && !has_waited;
+        let late = self.slept_lately(Some(id), history.asked_at) + ms(100);
         let since = match (is_new, has_waited) {
             // Which of its requests is answered is not known, so the age is not.
-            _ if dealt.is_reused => before(self.now, secs(60)),
+            _ if history.is_reused => before(self.now, secs(60)),
             (true, _) => self.now,
-            (false, false) => dealt.asked_at.max(before(self.now, MEMORY + late)),
-            (false, true) => dealt.asked_at,
+            (false, false) => history.asked_at.max(before(self.now, MEMORY + late)),
+            (false, true) => history.asked_at,
         };
         self.check_age(id, target, gid, since);
     }

@@ -134,9 +134,9 @@ impl World {
         self.claims.counts.turns += 1;
         // The loop may poll its channels just before the kernel sends a request.
         let first = if self.is_ready(id, daemon) && self.dice.coin() {
-            Cue::Kernel
+            Task::Kernel
         } else {
-            daemon.inbox.pop_front().map_or(Cue::Nothing, Cue::Item)
+            daemon.inbox.pop_front().map_or(Task::Nothing, Task::Item)
         };
         let (now, mut limits) = (self.now, limits(id));
         if self.bug == Some(Bug::EndlessRead) {
@@ -673,36 +673,36 @@ fn limits(id: usize) -> Limits {
 
 /// An entry of the turn's queue.
 #[expect(clippy::large_enum_variant, reason = "it is handled at once, and not kept")]
-enum Cue {
+enum Task {
     Item(Inbox),
     /// The socket to the kernel is readable or writable.
     Kernel,
     Nothing,
 }
 
-impl Io<Cue> for Turn<'_> {
-    fn next_input(&mut self) -> Option<Cue> {
+impl Io<Task> for Turn<'_> {
+    fn next_input(&mut self) -> Option<Task> {
         let item = self.daemon.inbox.pop_front()?;
         self.inputs += 1;
-        Some(Cue::Item(item))
+        Some(Task::Item(item))
     }
 
-    fn handle(&mut self, now: Instant, cue: Cue) -> Handled {
+    fn handle(&mut self, now: Instant, task: Task) -> Handled {
         let id = self.id;
-        match cue {
-            Cue::Nothing => {}
-            Cue::Item(item @ Inbox::Query(_)) => {
+        match task {
+            Task::Nothing => {}
+            Task::Item(item @ Inbox::Query(_)) => {
                 self.world.take(id, self.daemon, &item);
                 return Handled::Unchanged;
             }
-            Cue::Item(item) => {
+            Task::Item(item) => {
                 if let Inbox::Stop = item {
                     self.daemon.is_ending = true;
                     turn::read_to_end(self, limits(id), now);
                 }
                 self.world.take(id, self.daemon, &item);
             }
-            Cue::Kernel => match self.daemon.unsent.take() {
+            Task::Kernel => match self.daemon.unsent.take() {
                 Some(message) => self.world.tell_kernel(id, self.daemon, &message),
                 None => return Handled::KernelAsks,
             },

@@ -13,7 +13,7 @@ use ibarr_proto::health::{Cause, HOLD, Input, Kernel, SELDOM, START};
 use ibarr_proto::node;
 use ibarr_proto::sa::Counter;
 
-use super::monitor::{Deaf, Unproven};
+use super::monitor::{Unanswered, Unproven};
 use super::network::IPOIB;
 use super::process::Daemon;
 use super::troubles::Trouble;
@@ -44,7 +44,8 @@ impl Daemon {
     pub(super) fn hears(&mut self, now: Instant, from: Lid, answer: &Answer, unasked: u64) {
         let is_busy = matches!(answer, Answer::Refused(refusal) if refusal.is_temporary());
         if is_busy {
-            self.monitor.deaf = self.monitor.deaf.map(|deaf| Deaf { busy: true, ..deaf });
+            self.monitor.unanswered =
+                self.monitor.unanswered.map(|unanswered| Unanswered { busy: true, ..unanswered });
         } else if self.unasked() == unasked && self.paths.sa_lid() == Some(from) {
             self.monitor.hears(now);
         }
@@ -91,8 +92,8 @@ impl World {
             self.note(id, &Entry::Health(&event));
         }
         let tells_silence = daemon.tells_silence();
-        if let Some(deaf) = &mut daemon.monitor.deaf {
-            deaf.told |= tells_silence;
+        if let Some(unanswered) = &mut daemon.monitor.unanswered {
+            unanswered.told |= tells_silence;
         }
     }
 
@@ -127,7 +128,7 @@ impl World {
             // was suspended sees the rise when it goes on.
             let (lag, seen) =
                 if is_counted { (LAG + HOLD + LAG, calm) } else { (LAG, Instant::BOOT) };
-            let lasted = monitor.spells.get(&cause).map(|spell| spell.until);
+            let lasted = monitor.periods.get(&cause).map(|period| period.until);
             let happened = self.machines[id].happened.get(&cause).copied();
             if lasted.max(happened).is_none_or(|until| until.max(seen) + lag < now) {
                 let text = format!("health says {cause}, which is not so: {why}");
@@ -135,8 +136,8 @@ impl World {
             }
         }
         for cause in TOLD {
-            let spell = monitor.spells.get(&cause);
-            let Some(since) = spell.and_then(|spell| spell.since) else { continue };
+            let period = monitor.periods.get(&cause);
+            let Some(since) = period.and_then(|period| period.since) else { continue };
             // The worst that one fault does is told, and its lesser effects need not be.
             let same: &[Cause] = match cause {
                 Cause::SaSilent | Cause::SaBusy => &SILENCES,
@@ -147,9 +148,9 @@ impl World {
             };
             let is_told = same.iter().any(|cause| daemon.tells(*cause));
             // A few MADs at one time say nothing of later, until the daemon asks again.
-            let since = match monitor.deaf {
+            let since = match monitor.unanswered {
                 _ if !SILENCES.contains(&cause) => since,
-                Some(Deaf { again: Some(again), .. }) => since.max(again),
+                Some(Unanswered { again: Some(again), .. }) => since.max(again),
                 _ => continue,
             };
             // A probe that finds the window full is waited for longer.
@@ -184,7 +185,7 @@ impl World {
             add(Cause::LeaseEnded, is_served && left.is_zero());
             add(Cause::NotAttached, is_served && !is_on);
         }
-        if let Some(Deaf { since, mads, busy, .. }) = daemon.monitor.deaf {
+        if let Some(Unanswered { since, mads, busy, .. }) = daemon.monitor.unanswered {
             let sa = &self.weather.config.paths.sa;
             let lasts = |patience| mads >= FEW && since + patience <= now;
             add(Cause::SaSilent, lasts(sa.longest_patience()));

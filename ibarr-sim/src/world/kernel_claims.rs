@@ -31,12 +31,12 @@ pub(super) struct KernelClaims {
     /// Datagrams read from the kernel's socket.
     read: u64,
     /// By message type and sequence number.
-    requests: BTreeMap<(u16, Seq), Dealt>,
+    requests: BTreeMap<(u16, Seq), History>,
 }
 
 /// The history of a request of the kernel.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Dealt {
+pub(super) struct History {
     heard: u32,
     answered: u32,
     pub(super) asked_at: Instant,
@@ -74,12 +74,12 @@ impl KernelClaims {
                 _ => None,
             };
             let target = target.map(|question| question.target());
-            let new = Dealt { asked_at: now, ..Dealt::default() };
-            let dealt = self.requests.entry((kind, message.seq())).or_insert(new);
-            dealt.heard += 1;
-            let last = dealt.target;
-            dealt.target = target.or(last);
-            dealt.is_reused |= last.is_some() && dealt.target != last;
+            let new = History { asked_at: now, ..History::default() };
+            let history = self.requests.entry((kind, message.seq())).or_insert(new);
+            history.heard += 1;
+            let last = history.target;
+            history.target = target.or(last);
+            history.is_reused |= last.is_some() && history.target != last;
         }
     }
 
@@ -94,16 +94,16 @@ impl KernelClaims {
         kind: u16,
         seq: Seq,
         repeated: u64,
-    ) -> (Dealt, Option<String>) {
+    ) -> (History, Option<String>) {
         self.reasons += 1;
         self.since_nudge += u64::from(kind == IP_RESOLVE);
-        let dealt = self.requests.entry((kind, seq)).or_default();
-        dealt.answered += 1;
-        let Dealt { heard, answered, .. } = *dealt;
+        let history = self.requests.entry((kind, seq)).or_default();
+        history.answered += 1;
+        let History { heard, answered, .. } = *history;
         let is_wrong = u64::from(answered) > u64::from(heard) + repeated;
         let claim = is_wrong
             .then(|| format!("request {} came {heard} times, answered {answered} times", seq.0));
-        (*dealt, claim)
+        (*history, claim)
     }
 
     /// The daemon orders a nudge; returns what is wrong with that.
@@ -149,7 +149,7 @@ pub(super) fn are_complete(counters: &Counters<Counter>, load: Load) -> bool {
     counters.get(Counter::Requests) == ended + load.waiting as u64 && load.waiting <= load.held
 }
 
-impl Dealt {
+impl History {
     /// Whether the request had no answer before.
     pub(super) fn is_first(&self) -> bool {
         self.answered == 1

@@ -35,7 +35,7 @@ pub(super) struct Machine {
     pub(super) network: Network,
     pub(super) ipoib: Ipoib,
     /// The values that the subnet manager has given its port.
-    pub(super) given: Given,
+    pub(super) assigned: Assigned,
     pub(super) programs: Option<Programs>,
     /// What the last daemon has learned, in a map beside those of the programs.
     pub(super) learned: Vec<Element>,
@@ -52,7 +52,7 @@ pub(super) struct Machine {
 
 /// The values that a subnet manager has given to a port.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Given {
+pub(super) struct Assigned {
     pub(super) lid: u16,
     /// Whether the port is in the second partition, too.
     pub(super) is_member: bool,

@@ -19,15 +19,15 @@ pub(super) struct Monitor {
     /// How long the daemon waits for its SA at first.
     patience: Duration,
     pub(super) nudges_fail: Option<Fault>,
-    pub(super) deaf: Option<Deaf>,
+    pub(super) unanswered: Option<Unanswered>,
     /// The daemon's port or SA has changed while the SA was silent, and it has not answered since.
     pub(super) unproven: Option<Unproven>,
-    pub(super) spells: BTreeMap<Cause, Spell>,
+    pub(super) periods: BTreeMap<Cause, Period>,
 }
 
 /// MADs that the SA has not answered since its last answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Deaf {
+pub(super) struct Unanswered {
     pub(super) since: Instant,
     /// When the last one left.
     pub(super) last: Instant,
@@ -52,7 +52,7 @@ pub(super) enum Unproven {
 
 /// When a cause was there: since when it is there now, and when it was last.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Spell {
+pub(super) struct Period {
     pub(super) since: Option<Instant>,
     pub(super) until: Instant,
 }
@@ -63,9 +63,9 @@ impl Monitor {
             started: now,
             patience,
             nudges_fail: None,
-            deaf: None,
+            unanswered: None,
             unproven: None,
-            spells: BTreeMap::new(),
+            periods: BTreeMap::new(),
         }
     }
 
@@ -80,7 +80,7 @@ impl Monitor {
 
     /// A MAD leaves.
     pub(super) fn asks(&mut self, now: Instant) {
-        let deaf = self.deaf.get_or_insert(Deaf {
+        let unanswered = self.unanswered.get_or_insert(Unanswered {
             since: now,
             last: now,
             again: None,
@@ -89,19 +89,22 @@ impl Monitor {
             busy: false,
             told: false,
         });
-        deaf.newest = if deaf.last == now { deaf.newest + 1 } else { 1 };
-        deaf.last = now;
-        deaf.mads += 1;
-        if deaf.since + self.patience <= now {
-            deaf.again.get_or_insert(now);
+        unanswered.newest = if unanswered.last == now { unanswered.newest + 1 } else { 1 };
+        unanswered.last = now;
+        unanswered.mads += 1;
+        if unanswered.since + self.patience <= now {
+            unanswered.again.get_or_insert(now);
         }
     }
 
     /// The SA has answered. That says nothing of the MADs which left in the same turn.
     pub(super) fn hears(&mut self, now: Instant) {
         self.unproven = None;
-        let newest = self.deaf.filter(|deaf| deaf.last == now).map_or(0, |deaf| deaf.newest);
-        self.deaf = None;
+        let newest = self
+            .unanswered
+            .filter(|unanswered| unanswered.last == now)
+            .map_or(0, |unanswered| unanswered.newest);
+        self.unanswered = None;
         for _ in 0..newest {
             self.asks(now);
         }
@@ -109,23 +112,24 @@ impl Monitor {
 
     /// The daemon does not know any more what it has asked its SA. Without facts, the port has gone.
     pub(super) fn forgets_sa(&mut self, has_port: bool) {
-        let deaf = self.deaf.take();
-        let was_deaf = deaf.is_some() || self.unproven.is_some();
-        let is_told = deaf.is_some_and(|deaf| deaf.told) || self.unproven == Some(Unproven::Must);
+        let unanswered = self.unanswered.take();
+        let was_unanswered = unanswered.is_some() || self.unproven.is_some();
+        let is_told = unanswered.is_some_and(|unanswered| unanswered.told)
+            || self.unproven == Some(Unproven::Must);
         let unproven = if is_told && has_port { Unproven::Must } else { Unproven::May };
-        self.unproven = was_deaf.then_some(unproven);
+        self.unproven = was_unanswered.then_some(unproven);
     }
 
     pub(super) fn observe(&mut self, now: Instant, wrong: &[Cause]) {
         // A cause of these may be reported here. Only a cause that is there must be.
         let may_be_silent = if self.unproven.is_some() { &SILENCES[..] } else { &[] };
         for &cause in wrong.iter().chain(may_be_silent) {
-            let new = Spell { since: None, until: now };
-            let spell = self.spells.entry(cause).or_insert(new);
-            spell.until = spell.until.max(now);
+            let new = Period { since: None, until: now };
+            let period = self.periods.entry(cause).or_insert(new);
+            period.until = period.until.max(now);
         }
-        for (cause, spell) in &mut self.spells {
-            spell.since = wrong.contains(cause).then(|| spell.since.unwrap_or(now));
+        for (cause, period) in &mut self.periods {
+            period.since = wrong.contains(cause).then(|| period.since.unwrap_or(now));
         }
     }
 }

@@ -111,11 +111,11 @@ impl World {
         let machine = &self.machines[id];
         let is_active = machine.network.ipoib()?.up;
         let mut pkeys = vec![(PKeyIndex(0), PKey::DEFAULT)];
-        pkeys.extend(machine.given.is_member.then_some((PKeyIndex(1), PARTITION)));
+        pkeys.extend(machine.assigned.is_member.then_some((PKeyIndex(1), PARTITION)));
         Some(PortFacts {
             is_active,
             has_umad: true,
-            lid: Lid::new(machine.given.lid),
+            lid: Lid::new(machine.assigned.lid),
             sm_lid: Lid::new(self.subnets[usize::from(machine.subnet - 1)].sm_lid),
             gids: machine.gid().into_iter().collect(),
             pkeys,
@@ -193,10 +193,10 @@ impl World {
         let question = &question;
         let machine = &self.machines[id];
         let is_ours = machine.gid() == Some(question.sgid)
-            && (question.pkey != Some(PARTITION) || machine.given.is_member);
+            && (question.pkey != Some(PARTITION) || machine.assigned.is_member);
         match self.lid_of(machine.subnet, question.dgid).filter(|_| is_ours) {
             Some(dlid) => {
-                let slid = machine.given.lid;
+                let slid = machine.assigned.lid;
                 let number = self.numbers.answer();
                 Answer::Path(record(question, dlid, slid, number))
             }
@@ -207,7 +207,7 @@ impl World {
     /// The question for the port that has the LID of a query.
     fn between_gids(&self, id: usize, query: &PathQuery) -> Option<PathQuestion> {
         let (subnet, lid) = (self.machines[id].subnet, query.dlid()?.get());
-        let is_it = |machine: &&Machine| machine.subnet == subnet && machine.given.lid == lid;
+        let is_it = |machine: &&Machine| machine.subnet == subnet && machine.assigned.lid == lid;
         Some(PathQuestion {
             dgid: self.machines.iter().find(is_it)?.gid()?,
             sgid: query.sgid()?,
@@ -226,7 +226,7 @@ impl World {
             return Some(ROUTER_LID + u16::from(subnet));
         }
         let owner = self.machines.iter().find(|machine| machine.gid() == Some(gid));
-        owner.map(|owner| owner.given.lid)
+        owner.map(|owner| owner.assigned.lid)
     }
 
     /// Causes a fault of a subnet.
@@ -259,8 +259,8 @@ impl World {
             Fault::Lid => self.gives_lid(id),
             // Partitions.
             _ => {
-                let given = &mut self.machines[id].given;
-                given.is_member = !given.is_member;
+                let assigned = &mut self.machines[id].assigned;
+                assigned.is_member = !assigned.is_member;
                 self.note(id, &Entry::Weather("its partitions change", None));
                 self.port_changes(id);
             }
@@ -268,7 +268,7 @@ impl World {
     }
 
     fn gives_lid(&mut self, id: usize) {
-        self.machines[id].given.lid = self.numbers.lid();
+        self.machines[id].assigned.lid = self.numbers.lid();
         self.note(id, &Entry::Weather("its port has another LID", None));
         self.forget_paths(id);
         self.port_changes(id);

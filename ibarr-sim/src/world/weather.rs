@@ -20,7 +20,7 @@ use super::addresses::{Packet, gid, home, missing_peer, wanderer};
 use super::faults::FAULTS;
 use super::ipoib::Ipoib;
 use super::kernel_socket::KernelSocket;
-use super::machine::{Given, Kind, Machine};
+use super::machine::{Assigned, Kind, Machine};
 use super::network::{IPOIB, Network};
 use super::process::Inbox;
 use super::programs::Programs;
@@ -176,7 +176,7 @@ impl World {
         let confirms = self.dice.once_in(5);
         let config = Config { ip_seq: from, path_seq: from, confirms, ..Config::default() };
         let gid = self.new_gid(subnet);
-        let given = Given { lid: self.numbers.lid(), is_member: true };
+        let assigned = Assigned { lid: self.numbers.lid(), is_member: true };
         Machine {
             kind,
             subnet,
@@ -186,7 +186,7 @@ impl World {
             kernel_socket: KernelSocket::default(),
             network: Network::new(gid, home),
             ipoib: Ipoib::new(START),
-            given,
+            assigned,
             kept: None,
             programs: self.dice.coin().then(|| Programs::new(self.bug)),
             learned: Vec::new(),
