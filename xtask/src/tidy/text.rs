@@ -398,6 +398,12 @@ mod tests {
             let text = format!("    {} {name}(&self) {{}}\n", "fn");
             assert_eq!(ask_and_lookup(&file(path, &text)).is_some(), is_found, "{path}: {name}");
         }
+        for (path, is_found) in
+            [("ibarr-proto/src/acm/types.rs", true), ("ibarr-proto/src/requests.rs", false)]
+        {
+            let text = format!("    {}(Name),\n", concat!("Look", "Up"));
+            assert_eq!(ask_and_lookup(&file(path, &text)).is_some(), is_found, "{path}");
+        }
     }
 
     #[test]
@@ -436,9 +442,11 @@ mod tests {
 
     #[test]
     fn path_that_only_a_document_has_is_found() {
-        let text = "`a/src/lib.rs` `a/src/gone.rs` `a/*.rs` `proto/x.rs` `gone.rs`";
+        let text = "`a/src/lib.rs` `src/lib.rs` `a/src/gone.rs` `a/*.rs` `proto/x.rs` `gone.rs`";
         let files = [file("a.md", text), file("a/src/lib.rs", "")];
-        assert_eq!(paths(&files), ["a.md: it names `a/src/gone.rs`, which does not exist"]);
+        let gone = ["a/src/gone.rs", "proto/x.rs"];
+        let expected = gone.map(|name| format!("a.md: it names `{name}`, which does not exist"));
+        assert_eq!(paths(&files), expected);
     }
 
     #[test]
