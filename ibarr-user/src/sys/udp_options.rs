@@ -81,7 +81,31 @@ pub fn refuse_from_itself(socket: &impl AsFd) -> io::Result<()> {
         Some(AddressFamily::Inet6) => Family::V6,
         _ => Family::V4,
     };
-    let mut program = from_itself(family);
+    attach(socket, from_itself(family))
+}
+
+/// Makes a packet socket keep only UDP datagrams from this port to the same one, without IP options.
+///
+/// # Errors
+/// Errors of `SO_ATTACH_FILTER`.
+pub(crate) fn keep_only(socket: &impl AsFd, family: Family, port: u16) -> io::Result<()> {
+    let ports = match family {
+        Family::V4 => 20,
+        Family::V6 => 40,
+    };
+    let both = u32::from(port) << 16 | u32::from(port);
+    attach(
+        socket,
+        vec![
+            instruction(LOAD, 0, 0, (libc::SKF_NET_OFF + ports).cast_unsigned()),
+            instruction(JUMP_IF | libc::BPF_K, 1, 0, both),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
+        ],
+    )
+}
+
+fn attach(socket: &impl AsFd, mut program: Vec<sock_filter>) -> io::Result<()> {
     let program = sock_fprog {
         len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
         filter: program.as_mut_ptr(),
@@ -105,8 +129,6 @@ pub fn refuse_from_itself(socket: &impl AsFd) -> io::Result<()> {
 
 /// The filter: accepts a datagram at the first word in which its two addresses differ.
 fn from_itself(family: Family) -> Vec<sock_filter> {
-    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    const JUMP_IF: u32 = libc::BPF_JMP | libc::BPF_JEQ;
     /// `LOOPBACK_IFINDEX` of include/net/flow.h.
     const LO: u32 = 1;
     // Offset of the source in the IP header, and its length in words; the destination follows it.
@@ -132,6 +154,9 @@ fn from_itself(family: Family) -> Vec<sock_filter> {
     program.extend([end(0), end(u32::MAX)]);
     program
 }
+
+const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+const JUMP_IF: u32 = libc::BPF_JMP | libc::BPF_JEQ;
 
 #[expect(clippy::cast_possible_truncation, reason = "codes of classic BPF have 8 bits")]
 const fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {

@@ -13,15 +13,31 @@ use super::{ANSWERING, ITS_GID, examine, nft};
 use crate::responder::learned::answer_with;
 use crate::responder::rig::*;
 
-/// Each rule, the beginning of what is found, and the part of the rule that is shown.
-const HOSTILE: [(&str, &str, &str); 7] = [
-    ("rule inet wall in udp dport 4791 drop", "in: ", "udp dport 4791 drop"),
-    ("rule inet wall in udp sport 4791 drop", "out: ", "udp sport 4791 drop"),
-    ("rule inet wall in ip saddr 10.7.0.2 drop", "out: ", "ip saddr 10.7.0.2 drop"),
-    ("rule inet wall out udp dport 4791 drop", "out: ", "udp dport 4791 drop"),
-    ("rule inet wall out udp sport 4791 drop", "in: ", "udp sport 4791 drop"),
-    ("rule inet wall raw udp dport 4791 drop", "in: ", "udp dport 4791 drop"),
-    ("chain inet wall in { policy drop ; }", "in: ", "policy drop"),
+/// Each firewall, the beginning of what is found, and the part of the rule that is shown.
+const HOSTILE: [(&[&str], &str, &str); 7] = [
+    (&["rule inet wall in udp dport 4791 drop"], "in: ", "udp dport 4791 drop"),
+    (&["rule inet wall in udp sport 4791 drop"], "out: ", "udp sport 4791 drop"),
+    (&["rule inet wall in ip saddr 10.7.0.2 drop"], "out: ", "ip saddr 10.7.0.2 drop"),
+    (&["rule inet wall out udp dport 4791 drop"], "out: ", "udp dport 4791 drop"),
+    (&["rule inet wall raw udp dport 4791 drop"], "in: ", "udp dport 4791 drop"),
+    // No peer is live then, so only this way is tried.
+    (&["chain inet wall in { policy drop ; }"], "out: ", "policy drop"),
+    // It lets replies through, and no query.
+    (
+        &[
+            "rule inet wall in ct state established,related accept",
+            "chain inet wall in { policy drop ; }",
+        ],
+        "in: ",
+        "policy drop",
+    ),
+];
+
+/// What only a query of a peer finds, because the programs leave it to the daemon: the first drops its reply, the second
+/// drops queries, which are shorter than replies.
+const ASKED: [(&[&str], &str, &str); 2] = [
+    (&["rule inet wall out udp sport 4791 drop"], "in: ", "udp sport 4791 drop"),
+    (&["rule inet wall in udp length 28 drop"], "in: ", "udp length 28 drop"),
 ];
 
 /// A firewall that lets the loopback interface through, as most do.
@@ -74,29 +90,38 @@ impl Drop for Asking {
 #[test]
 fn each_rule_that_drops_queries_or_replies_is_found_and_shown() {
     let mut rig = Rig::new();
-    answer_with(ITS_GID, ANSWERING, &Arc::default());
+    for peer in [ANSWERING, "fd00:7::2"] {
+        answer_with(ITS_GID, peer, &Arc::default());
+    }
     rig.start("");
-    let _asking = Asking::start();
     let is_well = |rig: &Rig| {
-        // The daemon remembers the peer.
-        rig.asked(&format!("resolve {ANSWERING}"));
-        firewall(rig).iter().map(|(state, ..)| state.as_str()).eq(["ok", "ok"])
+        // The daemon remembers the peers.
+        rig.asked(&format!("resolve {ANSWERING} fd00:7::2"));
+        let checks = firewall(rig);
+        // No peer has asked.
+        checks.iter().map(|(state, ..)| state.as_str()).eq(["ok", "ok"])
+            && checks[1].1.starts_with("in: 6 of 6 datagrams from ")
     };
     rig.eventually("queries pass in both directions", || is_well(&rig));
-    for (rule, found, shown) in HOSTILE {
+    let is_found = |(rules, found, shown): (&[&str], &str, &str)| {
         build_wall();
-        nft(&format!("add {rule}"));
+        for rule in rules {
+            nft(&format!("add {rule}"));
+        }
         let checks = firewall(&rig);
-        let is_found = |(state, text, remedy): &(String, String, String)| {
+        let is_it = |(state, text, remedy): &(String, String, String)| {
             state == "fail"
                 && text.starts_with(found)
                 && text.contains(shown)
                 && remedy.contains("4791")
         };
-        assert!(checks.iter().any(is_found), "{rule}: {checks:#?}");
+        assert!(checks.iter().any(is_it), "{rules:?}: {checks:#?}");
         nft("delete table inet wall");
-    }
+    };
+    HOSTILE.into_iter().for_each(is_found);
     rig.eventually("queries pass again", || is_well(&rig));
+    let _asking = Asking::start();
+    ASKED.into_iter().for_each(is_found);
 }
 
 #[test]

@@ -3,13 +3,14 @@
 //! Whether a firewall of this machine keeps queries and replies from passing. It is tried, and nftables is asked only
 //! to name the rule when something is missing.
 //!
-//! *Out*: a fresh query to each of some peers that the daemon remembers. *In*: what the programs in the kernel have
-//! passed on, before any rule, against what the daemon's sockets have received, after all rules. Besides, this machine
-//! asks itself: that proves a rule that drops it, but not that peers get through, because firewalls usually let the
-//! loopback interface through.
+//! *Out*: a fresh query to each of some peers that the daemon remembers. *In*: what has come to the interface, before any
+//! rule, against what the daemon's sockets have received, after all rules. The programs in the kernel count queries that
+//! they pass on, and peers that have just answered are made to send [more](super::probe). Besides, this machine asks
+//! itself: that proves a rule that drops it, but not that peers get through, because firewalls usually let the loopback
+//! interface through.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, UdpSocket};
 use std::thread::sleep;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
 use ibarr_proto::ip2gid::is_link_local;
 use ibarr_proto::request;
 
+use super::probe;
 use super::rules::{Kind, Lost, Suspects, Way};
 use crate::control::messages::{Answer, Check, Status};
 
@@ -37,6 +39,10 @@ pub(super) struct Tried {
     answers: Vec<Answer>,
     /// What was counted while they were asked.
     watched: Delta,
+    /// How many datagrams each peer that answers has then sent to the daemon's port.
+    probes: Vec<(IpAddr, io::Result<u64>)>,
+    /// How many malformed datagrams the daemon has received meanwhile, as they are.
+    malformed: u64,
     own: Vec<(IpAddr, Own)>,
     /// What was counted from the first question to the last.
     whole: Delta,
@@ -73,12 +79,17 @@ pub(super) fn attempt<E>(
     let passed = count()?;
     sleep(Duration::from_millis(50));
     let received = count()?;
-    let watched = Delta { before: before.clone(), passed, after: received };
     let addresses = status.interfaces.iter().flat_map(|interface| interface.addresses.keys());
-    let addresses = addresses.filter(|ip| !is_link_local(**ip));
+    let addresses: Vec<_> = addresses.copied().filter(|ip| !is_link_local(*ip)).collect();
+    let live = answers.iter().filter(|answer| is_answered(answer));
+    let probes: Vec<_> =
+        live.map(|Answer { ip, .. }| (*ip, probe::replies(*ip, port, &addresses))).collect();
+    sleep(Duration::from_millis(50));
+    let malformed = malformed_in(&count()?).saturating_sub(malformed_in(&received));
+    let watched = Delta { before: before.clone(), passed, after: received };
     let mut own = Vec::new();
     // One of each family.
-    for &ip in addresses {
+    for ip in addresses {
         if !own.iter().any(|(other, _): &(IpAddr, Own)| other.is_ipv4() == ip.is_ipv4()) {
             let count = || count().map(|counts| received_in(&counts)).ok();
             own.push((ip, ask_own(ip, port, count)));
@@ -87,14 +98,20 @@ pub(super) fn attempt<E>(
     let after = count()?;
     let whole = Delta { before, passed: after.clone(), after };
     let has_programs = status.interfaces.iter().any(|interface| interface.responder.is_some());
-    Ok(Tried { answers, watched, own, whole, port, has_programs })
+    Ok(Tried { answers, watched, probes, malformed, own, whole, port, has_programs })
+}
+
+/// Whether the peer itself has answered.
+fn is_answered(answer: &Answer) -> bool {
+    let by_peer = answer.source != Some(request::Source::Neighbour);
+    answer.status == request::Status::Found && by_peer
 }
 
 /// How often this machine asks itself.
 const QUERIES: u32 = 3;
 
 fn ask_own(ip: IpAddr, port: u16, count: impl Fn() -> Option<[u64; 2]>) -> Own {
-    let tried = || -> std::io::Result<Own> {
+    let tried = || -> io::Result<Own> {
         let socket = UdpSocket::bind((ip, 0))?;
         socket.connect((ip, port))?;
         socket.set_read_timeout(Some(PATIENCE / 3))?;
@@ -182,6 +199,14 @@ fn received_in(counts: &BTreeMap<String, u64>) -> [u64; 2] {
     })
 }
 
+/// Datagrams that have come to the daemon's sockets and are no queries.
+fn malformed_in(counts: &BTreeMap<String, u64>) -> u64 {
+    let is = |name: &str| {
+        name.starts_with("bpf.guard.malformed") || name.starts_with("ip2gid.server.malformed")
+    };
+    counts.iter().filter(|(name, _)| is(name)).map(|(_, count)| count).sum()
+}
+
 /// What was found about queries of this node, and about those of peers. `forwards`: whether the kernel forwards packets,
 /// which programs count, too. `suspects` names the rules.
 pub(super) fn checks(
@@ -194,11 +219,8 @@ pub(super) fn checks(
 
 fn outward(tried: &Tried, suspects: impl Fn(Lost) -> Suspects) -> Check {
     let lost = |way, kind, peer| suspects(Lost { way, kind, port: tried.port, peer });
-    let is_answered = |answer: &&Answer| {
-        let by_peer = answer.source != Some(request::Source::Neighbour);
-        answer.status == request::Status::Found && by_peer
-    };
-    let (answered, silent): (Vec<_>, Vec<_>) = tried.answers.iter().partition(is_answered);
+    let (answered, silent): (Vec<_>, Vec<_>) =
+        tried.answers.iter().partition(|answer| is_answered(answer));
     let own = |is: Own| tried.own.iter().find(|(_, own)| *own == is).map(|(ip, _)| *ip);
     if tried.whole.of("transport.query-not-sent-forbidden") > 0 || own(Own::Forbidden).is_some() {
         let found = "out: the kernel does not permit queries to peers (EPERM)".to_owned();
@@ -263,6 +285,16 @@ fn inward(tried: &Tried, forwards: bool, suspects: impl Fn(Lost) -> Suspects) ->
         );
         return fail(found, &lost(Way::In, Kind::Query));
     }
+    let arrived: u64 = tried.probes.iter().filter_map(|(_, arrived)| arrived.as_ref().ok()).sum();
+    let peers = tried.probes.iter().map(|(peer, _)| peer.to_string()).collect::<Vec<_>>();
+    let of = format!("{arrived} datagrams from {} to UDP port {}", peers.join(", "), tried.port);
+    if tried.malformed < arrived {
+        let found = format!(
+            "in: {} of {of}, which have come to the interface, have not come to the daemon",
+            arrived - tried.malformed
+        );
+        return fail(found, &lost(Way::In, Kind::Query));
+    }
     if let Some((ip, _)) = tried.own.iter().find(|(_, own)| *own == Own::Lost) {
         let found = format!(
             "in: a query of this machine to its own address {ip} has not come to the daemon"
@@ -270,24 +302,24 @@ fn inward(tried: &Tried, forwards: bool, suspects: impl Fn(Lost) -> Suspects) ->
         return fail(found, &lost(Way::In, Kind::Query));
     }
     let answered = tried.watched.of("ip2gid.server.answered");
-    if passed > 0 {
-        return Check::ok(
-            CHECK,
-            format!("in: {passed} of {passed} queries of peers have come to the daemon"),
-        );
-    }
-    if !tried.has_programs && answered > 0 {
-        return Check::ok(
-            CHECK,
-            format!("in: the daemon has answered {answered} queries of peers"),
-        );
-    }
-    let programs = tried.watched.of("bpf.tc.answered") + tried.watched.of("bpf.xdp.answered");
-    let found = format!(
-        "in: not proven: meanwhile no query of a peer had to pass the rules (programs in the kernel have answered \
-         {programs})"
-    );
-    Check::skipped(CHECK, found)
+    let found = if arrived > 0 {
+        format!("in: {arrived} of {of} have come to the daemon (no reply was tried)")
+    } else if passed > 0 {
+        format!("in: {passed} of {passed} queries of peers have come to the daemon")
+    } else if !tried.has_programs && answered > 0 {
+        format!("in: the daemon has answered {answered} queries of peers")
+    } else {
+        let why = match &tried.probes[..] {
+            [] => "no peer has answered that could be asked (try --peer)".to_owned(),
+            [(_, Err(error)), ..] if error.kind() == ErrorKind::PermissionDenied => {
+                "only root may try it (CAP_NET_RAW)".to_owned()
+            }
+            [(_, Err(error)), ..] => error.to_string(),
+            [..] => format!("{of} have come to the interface"),
+        };
+        return Check::skipped(CHECK, format!("in: not proven: {why}"));
+    };
+    Check::ok(CHECK, found)
 }
 
 fn fail(found: String, by: &Suspects) -> Check {
@@ -323,7 +355,9 @@ mod tests {
             || Delta { before: before.clone(), passed: after.clone(), after: after.clone() };
         let answers = answers.iter().map(|status| answer(status)).collect();
         let own = vec![([10, 0, 0, 1].into(), own)];
-        Tried { answers, watched: delta(), own, whole: delta(), port: 4791, has_programs: true }
+        let probes = Vec::new();
+        let (watched, whole) = (delta(), delta());
+        Tried { answers, watched, probes, malformed: 0, own, whole, port: 4791, has_programs: true }
     }
 
     #[test]

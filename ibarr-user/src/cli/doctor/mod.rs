@@ -8,6 +8,7 @@ mod firewall;
 mod machine;
 mod peer;
 mod placeholders;
+mod probe;
 mod report;
 mod rules;
 
