@@ -259,6 +259,7 @@ impl Store {
             process::run(Command::new("dpkg-deb").arg("-x").arg(&package.file).arg(&root))?;
         }
         write_wrappers(&root, &aside.join("bin"))?;
+        write_starters(&root)?;
         write_stamp(&aside.join(STAMP), set, &fetched)?;
         remove_all(prefix)?;
         fs::rename(&aside, prefix)?;
@@ -307,6 +308,45 @@ fn write_wrappers(root: &Path, bin: &Path) -> Result<()> {
             let path = bin.join(name);
             fs::write(&path, script)?;
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+    }
+    Ok(())
+}
+
+/// Where a C library is unpacked, if it is newer than this machine's.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+const LOADER: &str = "ld-linux-x86-64.so.2";
+
+/// Replaces each program of a kernel's build system under `root` by a script that starts it with the C library
+/// under `root`, if there is one. make names these programs by their paths, and so does one of them another.
+fn write_starters(root: &Path) -> Result<()> {
+    if !root.join(LIBRARIES).join(LOADER).exists() {
+        return Ok(());
+    }
+    // Directories below `root`, each with the way back.
+    let mut directories = vec![(root.join("usr/lib"), "../..".to_owned())];
+    while let Some((directory, back)) = directories.pop() {
+        let is_top = directory.ends_with("usr/lib");
+        for entry in fs::read_dir(&directory)? {
+            let entry = entry?;
+            let (path, kind, name) = (entry.path(), entry.file_type()?, entry.file_name());
+            if is_top && !name.as_encoded_bytes().starts_with(b"linux-kbuild-") {
+                continue;
+            }
+            if kind.is_dir() {
+                directories.push((path, format!("{back}/..")));
+            } else if kind.is_file() && fs::read(&path)?.starts_with(b"\x7fELF") {
+                let mut program = path.clone().into_os_string();
+                program.push(".elf");
+                fs::rename(&path, &program)?;
+                let script = format!(
+                    "#!/bin/sh\n\
+                     libraries=\"${{0%/*}}/{back}/{LIBRARIES}\"\n\
+                     exec \"$libraries/{LOADER}\" --library-path \"$libraries\" --argv0 \"$0\" \"$0.elf\" \"$@\"\n"
+                );
+                fs::write(&path, script)?;
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+            }
         }
     }
     Ok(())
@@ -405,5 +445,35 @@ mod tests {
         let root = after.join("bin/../root");
         assert!(said.contains(&format!("{}/usr/lib/x86_64-linux-gnu", root.display())), "{said}");
         assert!(said.ends_with(" a b\n"), "{said}");
+    }
+
+    #[test]
+    fn program_of_kbuild_starts_with_the_library_beside_it() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let root = dir.path();
+        let scripts = root.join("usr/lib/linux-kbuild-7/scripts");
+        let headers = root.join("usr/src/headers");
+        for made in [&scripts, &headers, &root.join(LIBRARIES)] {
+            fs::create_dir_all(made).expect("temporary directory");
+        }
+        // The headers' packages have such links.
+        std::os::unix::fs::symlink("../../lib/linux-kbuild-7/scripts", headers.join("scripts"))
+            .expect("a link");
+        for text in ["link.sh", "fixdep"] {
+            let content: &[u8] = if text == "fixdep" { b"\x7fELF" } else { b"#!/bin/sh\n" };
+            fs::write(scripts.join(text), content).expect("writable");
+        }
+        write_starters(root).expect("there is no library");
+        assert_eq!(fs::read(scripts.join("fixdep")).expect("readable"), b"\x7fELF");
+
+        let loader = root.join(LIBRARIES).join(LOADER);
+        fs::write(&loader, "#!/bin/sh\necho \"$@\"\n").expect("writable");
+        fs::set_permissions(&loader, fs::Permissions::from_mode(0o755)).expect("writable");
+        write_starters(root).expect("written");
+        assert_eq!(fs::read(scripts.join("link.sh")).expect("readable"), b"#!/bin/sh\n");
+        let named = headers.join("scripts/fixdep");
+        let said = process::output(Command::new(&named).arg("a b")).expect("runs");
+        let named = named.display();
+        assert!(said.ends_with(&format!("--argv0 {named} {named}.elf a b\n")), "{said}");
     }
 }

@@ -144,14 +144,15 @@ pub(crate) const LINUX_5_10: Set = Set {
     only: &["linux-"],
 };
 
-/// The newest kernel that a stable Debian serves. Its headers need a newer system.
+/// The newest kernel that a stable Debian serves, and the headers for its modules, whose programs need a newer C
+/// library than Debian 12's.
 pub(crate) const LINUX_NEWEST: Set = Set {
     name: "linux-newest",
     purpose: "the kernel of Debian 13's backports, for `vm`",
     programs: &[],
-    packages: &["linux-image-amd64/trixie-backports"],
+    packages: &["linux-image-amd64/trixie-backports", "linux-headers-amd64/trixie-backports"],
     suites: &["trixie", "trixie-backports"],
-    only: &["linux-"],
+    only: &["linux-", "libc6_", "libelf1t64_"],
 };
 
 /// The kernel's sources, for its style checker. The same version on every machine.

@@ -29,7 +29,7 @@ pub(crate) enum Version {
     /// Debian 13's
     #[value(name = "6.12")]
     V6_12,
-    /// That of Debian 13's backports; the module ibtun is not built for it
+    /// That of Debian 13's backports
     #[value(name = "newest")]
     Newest,
 }
@@ -66,7 +66,7 @@ pub(super) struct Kernel {
     pub(super) release: String,
     /// The file that a boot loader loads.
     pub(super) image: PathBuf,
-    /// `None` if its packages have none that this system can use.
+    /// `None` if its packages have none.
     headers: Option<Headers>,
     /// The directory of its modules.
     directory: PathBuf,

@@ -40,6 +40,8 @@ pub(super) fn build(workspace: &Workspace, headers: &Headers, release: &str) -> 
     make.arg(format!("O={}", headers.flavour.display()));
     // BTF needs the kernel's image, which is not here, and debug information would fill the guest.
     make.args(["modules", "W=1", "KCFLAGS=-g0 -Werror", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
+    // An option of gcc 14, with which newer kernels are compiled; without it, make takes the older one.
+    make.arg("CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=");
     make.arg(format!("CC={compiler}"));
     process::output(&mut make)
         .with_context(|| format!("{NAME} for Linux {release} cannot be built"))?;
