@@ -48,14 +48,10 @@ pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
 
 /// What a node needs first, on the oldest kernel with answers in the kernel and on the newest.
 pub(crate) fn prove_ends(workspace: &Workspace) -> Result<Result<usize>> {
-    let mut oldest = with_fabric(workspace, &[Version::V5_10])?;
+    let mut machines = with_fabric(workspace, &[Version::V5_10, Version::Newest])?;
     let fabric = Scenario::Run { scenario: Some(Fabric::B) };
-    let on_oldest: Vec<_> = responder().into_iter().chain([fabric]).collect();
-    let held = prove_all(workspace, &mut oldest, &on_oldest, LONG_DEADLINE, None);
-    drop(oldest);
-    let mut newest = Machines::fetch(workspace, &[Version::Newest])?;
-    let on_newest = prove_all(workspace, &mut newest, &responder(), LONG_DEADLINE, None);
-    Ok(held.and_then(|held| Ok(held + on_newest?)))
+    let scenarios: Vec<_> = responder().into_iter().chain([fabric]).collect();
+    Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE, None))
 }
 
 /// Like [`prove`], for two guests at once, with different kernels.
