@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod against;
 mod artifacts;
 mod checkpatch;
 mod ebpf;

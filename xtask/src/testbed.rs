@@ -9,6 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::against;
 use crate::artifacts::{self, Artifact};
 use crate::package;
 use crate::privilege::Privilege;
@@ -46,6 +47,9 @@ pub(crate) struct LabArgs {
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct BenchArgs {
+    /// Load the daemon of this commit in turn with that of this tree, and print ratios
+    #[arg(long, value_name = "COMMIT")]
+    against: Option<String>,
     /// Passed to `ibarr-testbed bench`; `--help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
@@ -93,6 +97,11 @@ pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
         return vm::bench_acm(workspace);
     }
     let built = build(workspace, Profile::Release)?;
+    if let Some(commit) = &args.against {
+        let toolbox = tools::ensure(workspace, LAB)?;
+        let testbed = artifacts::binary(&built, "ibarr-testbed")?;
+        return against::run(workspace, commit, &args.arguments, testbed, &toolbox);
+    }
     let arguments = with_command("bench", &args.arguments);
     start(workspace, &built, Privilege::find(false)?, &arguments)
 }
@@ -103,6 +112,9 @@ pub(crate) fn monitor(workspace: &Workspace) -> Result<()> {
     let program = artifacts::binary(&built, "ibarr-testbed")?;
     replace(Privilege::find(false)?, program, &monitor_arguments(workspace), &toolbox)
 }
+
+/// The tools of a lab.
+const LAB: &[&Set] = &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL];
 
 /// The tools of `ibarr-testbed monitor`.
 pub(crate) const MONITOR: &[&Set] = &[
@@ -142,7 +154,7 @@ fn start(
     privilege: Privilege,
     arguments: &[OsString],
 ) -> Result<()> {
-    let toolbox = tools::ensure(workspace, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL])?;
+    let toolbox = tools::ensure(workspace, LAB)?;
     let userns = (privilege == Privilege::Unprivileged).then(|| OsString::from("--userns"));
     let arguments: Vec<_> = userns.iter().chain(arguments).cloned().collect();
     let program = artifacts::binary(built, "ibarr-testbed")?;

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `bench --against COMMIT`: loads the daemons of two trees in turn, and compares the figures of neighbouring runs.
+//!
+//! This tree's test bed measures both, so that a commit from before a bench can be compared. What the test bed measures
+//! in its own process (look-ups, memory) is that of this tree in both.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::artifacts;
+use crate::privilege::Privilege;
+use crate::process;
+use crate::tools::Toolbox;
+use crate::workspace::{self, Workspace};
+
+/// The benches that load a daemon.
+const BENCHES: [&str; 5] = ["ip2gid", "resolve", "paths", "acm-rate", "addresses"];
+
+/// Runs of each daemon. The spread of three shows whether a difference is one.
+const RUNS: usize = 3;
+
+/// Name and value of each figure, in the order of the report.
+#[derive(Clone, Debug, PartialEq)]
+struct Figures(Vec<(String, f64)>);
+
+/// Compares this tree's `ibarr`, beside `testbed`, with that of `commit`.
+pub(crate) fn run(
+    workspace: &Workspace,
+    commit: &str,
+    arguments: &[OsString],
+    testbed: &Path,
+    toolbox: &Toolbox,
+) -> Result<()> {
+    let privilege = Privilege::find(false)?;
+    let before = build(workspace, commit)?;
+    let now = testbed.with_file_name("ibarr");
+    let all = BENCHES.map(|bench| vec![bench.into()]);
+    let benches = if arguments.is_empty() { all.to_vec() } else { vec![arguments.to_vec()] };
+    let path = toolbox.path()?;
+    let file = workspace.target().join("against").join("figures.json");
+    for bench in benches {
+        let mut both = [Vec::new(), Vec::new()];
+        for run in 1..=RUNS {
+            for (daemon, runs) in [&before, &now].into_iter().zip(&mut both) {
+                eprintln!("bench: run {run} of {RUNS} of {}", daemon.display());
+                let mut command = privilege.command(testbed, &[("PATH", path.as_os_str())]);
+                command.arg("bench").args(&bench).arg("--ibarr").arg(daemon);
+                process::output(command.arg("--json").arg(&file))?;
+                runs.push(figures(&serde_json::from_slice(&fs::read(&file)?)?)?);
+            }
+        }
+        let name = bench.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+        print!(
+            "{name}: this tree's figures, and their ratios to those of {commit}\n{}",
+            table(&both)
+        );
+    }
+    Ok(())
+}
+
+/// Builds `ibarr` of `commit` in a clone below the target directory, which stays for the next time.
+fn build(workspace: &Workspace, commit: &str) -> Result<PathBuf> {
+    let git = |directory: &Path, arguments: &[&str]| {
+        process::output(Command::new("git").current_dir(directory).args(arguments))
+    };
+    let root = workspace.root();
+    let id = git(root, &["rev-parse", "--verify", &format!("{commit}^{{commit}}")])?;
+    let clone = workspace.target().join("against").join(id.trim());
+    if !clone.join(".git").exists() {
+        fs::create_dir_all(&clone)?;
+        git(&clone, &["clone", "--quiet", "--shared", "--no-checkout", path(root)?, "."])?;
+    }
+    git(&clone, &["checkout", "--quiet", "--force", id.trim()])?;
+    let target = clone.join("target");
+    let arguments = ["build", "--locked", "--release", "--package", "ibarr-user", "--target-dir"];
+    let built = artifacts::from(workspace::cargo(&clone, &arguments).arg(&target))?;
+    artifacts::binary(&built, "ibarr").map(Path::to_owned)
+}
+
+fn path(path: &Path) -> Result<&str> {
+    path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
+}
+
+fn figures(report: &Value) -> Result<Figures> {
+    let figures = report["figures"].as_array().context("a report without figures")?;
+    let figure = |figure: &Value| {
+        let name = figure["name"].as_str().context("a figure without a name")?;
+        Ok((name.to_owned(), figure["value"].as_f64().context("a figure without a value")?))
+    };
+    let figures = figures.iter().map(figure).collect::<Result<Vec<_>>>()?;
+    ensure!(!figures.is_empty(), "a report without figures");
+    Ok(Figures(figures))
+}
+
+/// A line for each figure: its median in this tree, the median of the ratios of neighbouring runs, their least and most.
+fn table([before, now]: &[Vec<Figures>; 2]) -> String {
+    let names = now.first().into_iter().flat_map(|run| &run.0).map(|(name, _)| name);
+    let lines = names.filter_map(|name| {
+        let of = |runs: &[Figures]| -> Vec<f64> {
+            let values = runs.iter().map(|run| run.0.iter().find(|(other, _)| other == name));
+            values.flatten().map(|(_, value)| *value).collect()
+        };
+        let (before, now) = (of(before), of(now));
+        let ratios = sorted(now.iter().zip(&before).map(|(now, before)| now / before));
+        let (least, most) = (ratios.first()?, ratios.last()?);
+        let (value, middle) = (median(&sorted(now.into_iter()))?, median(&ratios)?);
+        Some(format!("  {name:<60}{value:>14.2}{middle:>8.2}  ({least:.2} to {most:.2})\n"))
+    });
+    lines.collect()
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+fn median(sorted: &[f64]) -> Option<f64> {
+    sorted.get(sorted.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_of_neighbouring_runs_and_have_their_spread() {
+        let run = |rate: f64| Figures(vec![("rate".to_owned(), rate)]);
+        let both = [[10.0, 20.0, 40.0].map(run).to_vec(), [5.0, 20.0, 80.0].map(run).to_vec()];
+        let line = table(&both);
+        let words: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(words, ["rate", "20.00", "1.00", "(0.50", "to", "2.00)"]);
+        let unknown = [vec![Figures(vec![("other".to_owned(), 1.0)])], vec![run(5.0)]];
+        assert_eq!(table(&unknown), "", "the commit does not have the figure");
+    }
+
+    #[test]
+    fn report_without_figures_is_refused() {
+        let report = serde_json::json!({"figures": [{"name": "a", "value": 2.0}]});
+        assert_eq!(figures(&report).unwrap(), Figures(vec![("a".to_owned(), 2.0)]));
+        assert!(figures(&serde_json::json!({"figures": []})).is_err());
+        assert!(figures(&serde_json::json!({})).is_err());
+    }
+}
