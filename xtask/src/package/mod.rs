@@ -17,7 +17,7 @@ mod tar;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -379,12 +379,16 @@ fn page(markdown: &Path, path: &OsString, version: &str) -> Result<String> {
     let (title, _) = text.split_once('\n').context("an empty man page")?;
     let heading = heading(title, version)
         .with_context(|| format!("{}: not a title: {title}", markdown.display()))?;
+    // Underscores belong to words, and are no emphasis.
+    let mut escaped = tempfile::NamedTempFile::new()?;
+    escaped.write_all(text.replace("\\_", "_").replace('_', "\\_").as_bytes())?;
     let mut lowdown = Command::new("lowdown");
-    lowdown.env("PATH", path).args(["-Tman", "--out-no-smarty"]).arg(markdown);
+    lowdown.env("PATH", path).args(["-Tman", "--out-no-smarty"]).arg(escaped.path());
     let roff = process::output(&mut lowdown)?;
     // The title comes out as the first paragraph.
     let (_, body) = roff.split_once(".SH\n").context("a man page without sections")?;
-    let body = body.replace("\n.SH\n", "\n.SH ");
+    // In examples the backslash has stayed.
+    let body = body.replace("\n.SH\n", "\n.SH ").replace("\\e_", "_");
     Ok(format!("{heading}\n.SH {body}"))
 }
 
