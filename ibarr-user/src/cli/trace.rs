@@ -166,6 +166,8 @@ fn ending(traced: &Traced) -> String {
 fn cells(event: &Event, begun: Instant) -> Vec<String> {
     let or_any = |gid: Option<Gid>| gid.map_or("any".to_owned(), |gid| gid.to_string());
     let subject = match event.subject {
+        // A malformed query is for no address.
+        Subject::Address { ip } if ip.is_unspecified() => "-".to_owned(),
         Subject::Address { ip } => ip.to_string(),
         Subject::Path { sgid: None, dgid: None } => "-".to_owned(),
         Subject::Path { sgid, dgid } => format!("{} -> {}", or_any(sgid), or_any(dgid)),
@@ -353,6 +355,10 @@ mod tests {
             (
                 r#""ip":"10.2.0.5","step":"packet","program":"guard","interface":"ib0","from":"10.2.0.9","verdict":"dropped","cause":"not-allowed""#,
                 "10.2.0.5|guard on ib0, query of 10.2.0.9, dropped: not-allowed",
+            ),
+            (
+                r#""ip":"::","step":"packet","program":"guard","interface":"ib0","from":"10.2.0.9","verdict":"dropped","cause":"malformed""#,
+                "-|guard on ib0, query of 10.2.0.9, dropped: malformed",
             ),
             (
                 r#""step":"programs","cause":"responder = \"user\"""#,
