@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use tracing::{error, info, warn};
 
 use super::log;
+use super::trace::name_of;
 use crate::causes::Fault;
 use crate::logging::ids;
 use crate::process::{Systemd, Until};
@@ -97,7 +98,7 @@ impl Kernel {
         outcome: Result<NudgeResult, NudgeError>,
         node: &mut Node,
     ) {
-        let nudged = self.nudges.note(outcome, node.nudge_without_place());
+        let nudged = self.nudges.note(outcome, node);
         node.trace().nudged(now, nudged);
         tell(node, now, Input::Nudged(nudged));
     }
@@ -136,17 +137,13 @@ impl Nudges {
         Self { nudger, last: None }
     }
 
-    /// Logs changes of the outcome, and returns the outcome for the core. `without_place` is what
-    /// the core makes of a nudge for which there was no interface.
-    fn note(
-        &mut self,
-        outcome: Result<NudgeResult, NudgeError>,
-        without_place: Outcome,
-    ) -> Outcome {
+    /// Logs changes of the outcome, and returns the outcome for the core.
+    fn note(&mut self, outcome: Result<NudgeResult, NudgeError>, node: &Node) -> Outcome {
         let (outcome, nudged) = match outcome {
             Ok(NudgeResult::On(ifindex)) => (Ok(ifindex), Outcome::Done),
             Ok(NudgeResult::Postponed) => return Outcome::Postponed,
-            Err(NudgeError::NoPlace(_)) if without_place == Outcome::Postponed => {
+            // There was no interface for it.
+            Err(NudgeError::NoPlace(_)) if node.nudge_without_place() == Outcome::Postponed => {
                 return Outcome::Postponed;
             }
             Err(error) => (Err(error.into()), Outcome::Failed),
@@ -157,7 +154,8 @@ impl Nudges {
                 warn!(message_id = ids::NUDGES_FAIL, cause = %failure, "nudges fail: {failure}");
             }
             (Ok(ifindex), _) if *ifindex != LOOPBACK => {
-                info!(%ifindex, "without IPv6 nudges are made on an IPoIB interface");
+                let interface = name_of(node, *ifindex);
+                info!(interface, "without IPv6 nudges are made on an IPoIB interface");
             }
             (Ok(_), Some(_)) => info!(message_id = ids::NUDGES_WORK, "nudges work again"),
             (Ok(_), None) => {}
