@@ -33,7 +33,7 @@ pub(super) fn show(dir: &Path, json: bool) -> Exit {
             );
             return ask::fail(Failure { kind: FailureKind::Unreachable, message }, json);
         }
-        Err(error) => return ask::fail(failure(dir, &error), json),
+        Err(error) => return ask::fail(failure(dir, &error, geteuid().is_root()), json),
     };
     ask::show(Body::Kernel { kernel: document(&left) }, json)
 }
@@ -53,7 +53,7 @@ pub(super) fn detach(dir: &Path, json: bool) -> Exit {
                 left.join(", ")
             )
         }
-        Err(error) => return ask::fail(failure(dir, &error), json),
+        Err(error) => return ask::fail(failure(dir, &error, geteuid().is_root()), json),
     };
     ask::show(Body::Done { done }, json)
 }
@@ -159,8 +159,8 @@ fn learned(elements: &[Element]) -> Vec<KernelLearned> {
 }
 
 /// The remedy of the error is that of a daemon; a user needs root.
-fn failure(dir: &Path, error: &bpf::Error) -> Failure {
-    let kind = if error.is_permission() && !geteuid().is_root() {
+fn failure(dir: &Path, error: &bpf::Error, is_root: bool) -> Failure {
+    let kind = if error.is_permission() && !is_root {
         let message = format!("{}: not permitted; run this as root", dir.display());
         return Failure { kind: FailureKind::Permission, message };
     } else if error.is_permission() {
@@ -183,5 +183,14 @@ mod tests {
     fn origin_has_a_word_or_is_shown_as_a_number() {
         let origins = [u32::from(Origin::Local), u32::from(Origin::Static), 9].map(origin);
         assert_eq!(origins, ["local", "static", "unknown (9)"]);
+    }
+
+    #[test]
+    fn user_without_rights_is_told_to_be_root() {
+        let denied = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        let error = bpf::Error::Permission(Box::new(denied));
+        let said = |is_root| failure(Path::new("/pins"), &error, is_root).message;
+        assert_eq!(said(false), "/pins: not permitted; run this as root");
+        assert!(said(true).contains("CAP_BPF"), "{}", said(true));
     }
 }

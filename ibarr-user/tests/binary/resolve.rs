@@ -284,6 +284,20 @@ fn verify_names_what_contradicts_a_remembered_answer() {
 }
 
 #[test]
+fn verify_without_infiniband_names_the_missing_port() {
+    if !in_namespace("resolve::verify_without_infiniband_names_the_missing_port") {
+        return;
+    }
+    let (dir, peers) = (TempDir::new("resolve-no-port"), Peers::new());
+    let daemon = Daemon::start(&dir, &peers.config());
+    peers.set("10.9.0.2", Some(GID));
+    let said = daemon.ask(&["resolve", "10.9.0.2", "--verify"]);
+    assert_eq!(said.status.code(), Some(1));
+    let named = "mismatch: no path: this machine has no InfiniBand port";
+    assert!(text(&said).contains(named), "{said:?}");
+}
+
+#[test]
 fn neighbour_entries_of_the_kernel_are_read_whole() {
     if !in_namespace("resolve::neighbour_entries_of_the_kernel_are_read_whole") {
         return;

@@ -76,6 +76,14 @@ mod tests {
     }
 
     #[test]
+    fn missing_bpffs_of_the_unit_is_made_by_tmpfiles_and_others_are_mounted() {
+        let remedy = |path| super::super::to_have_a_bpffs(Path::new(path));
+        let of_unit = "systemd-tmpfiles --create ibarr.conf && systemctl restart ibarr";
+        assert_eq!(remedy("/run/ibarr/bpf"), of_unit);
+        assert_eq!(remedy("/mnt/pins"), "mount -t bpf bpf /mnt/pins");
+    }
+
+    #[test]
     fn bpffs_outlives_a_container_that_got_it_from_outside() {
         const MOUNTS: &str = "\
 300 290 0:43 / /sys/fs/bpf rw,relatime master:12 - bpf bpf rw,mode=700
