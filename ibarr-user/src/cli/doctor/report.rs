@@ -234,6 +234,7 @@ fn output(words: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::symlink;
 
     use tempfile::TempDir;
 
@@ -242,16 +243,25 @@ mod tests {
     #[test]
     fn report_has_ports_and_checks_and_no_planted_name_or_address() {
         let dir = TempDir::new().unwrap();
-        let port = dir.path().join("class/infiniband/mlx5_0/ports/1");
-        fs::create_dir_all(port.join("gids")).unwrap();
-        fs::create_dir_all(port.join("counters")).unwrap();
+        // As in sysfs, the class has a link to the device, which has one back to its bus.
+        let device = dir.path().join("devices/0000:3b:00.0/infiniband/mlx5_0");
+        let port = device.join("ports/1");
+        for directory in ["gids", "pkeys", "gid_attrs/types", "gid_attrs/ndevs", "counters"] {
+            fs::create_dir_all(port.join(directory)).unwrap();
+        }
+        fs::create_dir_all(dir.path().join("class/infiniband")).unwrap();
+        symlink(&device, dir.path().join("class/infiniband/mlx5_0")).unwrap();
+        symlink(dir.path().join("devices/0000:3b:00.0"), device.join("device")).unwrap();
         let write = |file: &str, text: &str| fs::write(port.join(file), text).unwrap();
-        write("rate", "400 Gb/sec (4X NDR)\n");
+        write("rate", "800 Gb/sec (4X XDR)\n");
+        write("gid_attrs/types/0", "IB/RoCE v1\n");
+        write("gid_attrs/ndevs/0", "ib0\n");
+        write("pkeys/0", "0xffff\n");
+        write("pkeys/1", "0x0000\n");
         write("lid", "0x12\n");
         write("gids/0", "fe80:0000:0000:0000:0002:c903:0000:0201\n");
         write("gids/1", "0000:0000:0000:0000:0000:0000:0000:0000\n");
         write("counters/symbol_error", "7777\n");
-        let device = dir.path().join("class/infiniband/mlx5_0");
         fs::write(device.join("node_guid"), "0002:c903:0000:0200\n").unwrap();
         fs::write(device.join("node_desc"), "planted-node mlx5_0\n").unwrap();
         fs::write(dir.path().join("hosts"), "10.9.8.7 planted-peer.planted.example alias9 # x\n")
@@ -281,11 +291,15 @@ mod tests {
             "0002:c903",
             "7777",
             "0000:0000",
+            "pkeys/1",
         ] {
             assert!(!report.contains(planted), "{planted}: {report}");
         }
         for kept in [
-            "mlx5_0/ports/1/rate: 400 Gb/sec (4X NDR)",
+            "mlx5_0/ports/1/rate: 800 Gb/sec (4X XDR)",
+            "mlx5_0/ports/1/gid_attrs/types/0: IB/RoCE v1",
+            "mlx5_0/ports/1/gid_attrs/ndevs/0: ib0",
+            "mlx5_0/ports/1/pkeys/0: 0xffff",
             "lid: 0x12",
             "gids/0: fe80::id-",
             "warn    peer",
