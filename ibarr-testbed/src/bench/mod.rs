@@ -11,6 +11,7 @@ pub mod echo;
 mod acm;
 mod addresses;
 mod cache;
+mod fleet;
 mod load;
 mod local_service;
 mod metrics;
@@ -36,6 +37,7 @@ use report::{Round, Target};
 
 pub use acm::{acm, clients as acm_clients};
 pub use addresses::addresses;
+pub use fleet::fleet;
 pub use local_service::echo as echo_local_service;
 pub use paths::paths;
 pub use preload::preload;

@@ -71,3 +71,8 @@ fn preload_bench_reads_every_host_and_path() {
 fn addresses_bench_sees_the_daemon_answer_for_the_last_of_them() {
     assert_eq!(quick("addresses", "to that of `ip monitor`"), 1);
 }
+
+#[test]
+fn fleet_bench_counts_ten_thousand_nodes_exactly_through_losses() {
+    assert_eq!(quick("fleet", "to look at 10,000 nodes"), 1);
+}
