@@ -32,7 +32,7 @@ pub(super) struct Asked {
 
 /// Asks each of `targets` until it has answered or has had all its tries, or a signal ends it.
 pub(super) fn ask(settings: Settings, targets: &[Target]) -> Result<Asked, Failure> {
-    let routes: Vec<_> = targets.iter().map(|target| route(*target)).collect();
+    let routes = routes(targets);
     let peers: Vec<_> = routes.iter().flatten().copied().collect();
     let (found, is_whole) = ask::block_on(survey(settings, peers))?;
     let mut found = found.into_iter();
@@ -47,15 +47,24 @@ fn nothing(status: Status) -> Finding {
     Finding { status, gid: None, also: None, speaks: None, queries: 0, round_trips: Vec::new() }
 }
 
-/// The way to a node; `None` if the kernel has none.
-fn route(Target { ip, scope }: Target) -> Option<(Question, Route)> {
-    let question = Question::new(ip, scope)?;
-    match rtnetlink::route(Candidate::from(question)) {
-        Ok(route) => Some((question, route)),
-        // The daemon of this node answers its own queries.
-        Err(NoRoute::Local) => Some((question, Route { ifindex: LOOPBACK, next_hop: ip })),
-        Err(_) => None,
-    }
+/// The way to each node; `None` if the kernel has none.
+fn routes(targets: &[Target]) -> Vec<Option<(Question, Route)>> {
+    let questions: Vec<_> =
+        targets.iter().map(|Target { ip, scope }| Question::new(*ip, *scope)).collect();
+    let candidates = questions.iter().flatten().copied().map(Candidate::from);
+    let mut found = rtnetlink::routes_of(candidates).into_iter();
+    let routes = questions.into_iter().map(|question| {
+        let question = question?;
+        match found.next()? {
+            Ok(route) => Some((question, route)),
+            // The daemon of this node answers its own queries.
+            Err(NoRoute::Local) => {
+                Some((question, Route { ifindex: LOOPBACK, next_hop: question.target() }))
+            }
+            Err(_) => None,
+        }
+    });
+    routes.collect()
 }
 
 /// The interface `lo` (`LOOPBACK_IFINDEX` of include/net/flow.h).

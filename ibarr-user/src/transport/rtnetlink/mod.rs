@@ -31,7 +31,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
 pub use self::ask::neighbours;
-pub(crate) use self::ask::{Error, addresses, ask, interface, networks, route, takes, way};
+pub(crate) use self::ask::{
+    Error, addresses, ask, interface, networks, route, routes_of, takes, way,
+};
 pub use self::neigh::{ADDRESS_V4, ADDRESS_V6};
 pub use self::nudge::{LOOPBACK, NudgeError, NudgeResult, NudgeTarget, Nudger};
 pub use self::routes::{Answer, NoRoute, RouteAnswer, Routes};
