@@ -85,3 +85,68 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    /// What follows `begin` in the pages, up to a remark or to the end of the command.
+    fn commands(begin: &str) -> Vec<(String, String)> {
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        let files = ["docs", "docs/dev"].map(|name| fs::read_dir(root.join(name)).unwrap());
+        let mut pages: Vec<_> = files.into_iter().flatten().map(|it| it.unwrap().path()).collect();
+        pages.push(root.join("README.md"));
+        pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
+        let mut commands = Vec::new();
+        for page in pages {
+            let text = fs::read_to_string(&page).unwrap();
+            for rest in text.split(begin).skip(1) {
+                let command = rest.split(['`', '#', '\n']).next().unwrap_or_default();
+                commands.push((page.display().to_string(), command.to_owned()));
+            }
+        }
+        commands
+    }
+
+    #[test]
+    fn commands_of_xtask_in_the_pages_are_understood() {
+        let commands = commands("cargo xtask ");
+        assert!(commands.len() > 30, "{commands:?}");
+        for (page, command) in commands {
+            // `[--nodes N]`, and `bench …`.
+            let words =
+                command.split(['[', ']', ' ']).filter(|word| !["", "…", "-->"].contains(word));
+            let words = words.map(|word| if word == "N" { "1" } else { word });
+            let error = Cli::try_parse_from(["xtask"].into_iter().chain(words)).err();
+            let is_short = |error: &clap::Error| {
+                error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+            };
+            assert!(error.as_ref().is_none_or(is_short), "{page}: {command}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn tests_that_pages_name_exist() {
+        let commands = commands("cargo test -p ");
+        assert!(commands.len() > 2, "{commands:?}");
+        for (page, command) in commands {
+            let mut words = command.split(' ').take_while(|word| *word != "--");
+            let (Some(package), Some("--test"), Some(file)) =
+                (words.next(), words.next(), words.next())
+            else {
+                panic!("{page}: {command}");
+            };
+            let tests = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(package);
+            let text = fs::read_to_string(tests.join("tests").join(file).with_extension("rs"));
+            let text = text.unwrap_or_else(|error| panic!("{page}: {command}: {error}"));
+            for filter in words {
+                assert!(text.contains(&format!("fn {filter}")), "{page}: {command}");
+            }
+        }
+    }
+}
