@@ -6,7 +6,8 @@
 //! `text` has no commands. `console` is a session: `$ ` begins a command, `# ` before a command a remark, and other lines
 //! are what the command prints, in this order; it may print more. A command ends with status 0, or the page says `# exit status N`
 //! behind it; one that prints nothing has `# prints nothing` there. A session that no test can run begins with a remark
-//! that says what it needs: `# needs InfiniBand`. Any other block is a mistake.
+//! that says what it needs: `# needs InfiniBand`. Any other block is a mistake. A span of code that begins with the name of
+//! a program is a command, too; it has to end with status 0.
 
 use std::fmt;
 
@@ -105,6 +106,26 @@ pub fn blocks(page: &str) -> Result<Vec<Block>, Mistake> {
     Ok(blocks)
 }
 
+/// What stands in the running text and in the tables of a page as code, with the lines that it begins at.
+pub fn spans(page: &str) -> Vec<(usize, String)> {
+    let mut is_block = false;
+    let text = page.lines().map(|line| {
+        let is_fence = line.starts_with("```");
+        is_block ^= is_fence;
+        // A table writes `|` as `\|`.
+        if is_block || is_fence { String::new() } else { line.replace("\\|", "|") }
+    });
+    let text = text.collect::<Vec<_>>().join("\n");
+    let (mut line, mut spans) = (1, Vec::new());
+    for (at, part) in text.split('`').enumerate() {
+        if at % 2 == 1 {
+            spans.push((line, part.split_whitespace().collect::<Vec<_>>().join(" ")));
+        }
+        line += part.matches('\n').count();
+    }
+    spans
+}
+
 fn session(lines: &[(usize, &str)]) -> Result<Vec<Command>, Mistake> {
     let mut commands: Vec<(Command, bool)> = Vec::new();
     for (at, &(line, text)) in lines.iter().enumerate() {
@@ -186,6 +207,13 @@ mod tests {
     fn command(line: usize, text: &str, status: i32, output: &[&str]) -> Command {
         let output = output.iter().map(|&line| line.to_owned()).collect();
         Command { line, text: text.to_owned(), status, output }
+    }
+
+    #[test]
+    fn spans_are_those_outside_of_blocks() {
+        let page = "`a`\n```text\n`b`\n```\n| `c \\| d` | `e\nf` |";
+        let expected = [(1, "a"), (5, "c | d"), (5, "e f")];
+        assert_eq!(spans(page), expected.map(|(line, text)| (line, text.to_owned())));
     }
 
     #[test]

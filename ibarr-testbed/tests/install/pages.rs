@@ -2,10 +2,11 @@
 
 //! The commands of the pages for users, on a node with a peer.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ibarr_testbed::pages::{Block, Command, blocks};
+use ibarr_testbed::pages::{Block, Command, blocks, spans};
 
 use crate::kernel::Kernel;
 use crate::machine::said;
@@ -92,7 +93,101 @@ fn commands_of_the_pages_do_what_the_pages_show() {
         }
     }
     assert!(tried > 10, "only {tried} commands");
+    mistakes.extend(mistakes_in_the_text(&node));
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
+}
+
+/// First words of code in the text that is no command: settings, and what programs print.
+const NO_COMMANDS: &[&str] = &["answer", "from", "no", "not", "query", "search"];
+
+/// Beginnings of commands that this node cannot run, and why.
+const NOT_HERE: &[(&str, &str)] = &[
+    ("ausearch", "needs SELinux"),
+    ("cargo", "needs the source; xtask tries it"),
+    ("dnf", "needs packages for dnf; dnf.rs tries it"),
+    ("firewall-cmd", "needs firewalld"),
+    ("ibarr ", "clap tries it"),
+    ("iptables", "needs iptables"),
+    ("lab ", "an argument of `cargo xtask`"),
+    ("ls -l /dev/infiniband", "needs InfiniBand"),
+    ("ls /dev/infiniband/", "needs InfiniBand"),
+    ("lsmod", "needs kmod"),
+    ("modprobe", "needs kmod"),
+    ("nft ", "needs nftables"),
+    ("ps -eZ", "needs SELinux"),
+    ("rmmod", "needs kmod"),
+    ("saquery", "needs InfiniBand"),
+    ("sudo target/", "needs the source"),
+    ("systemctl start opensm", "needs InfiniBand"),
+    ("tcpdump", "needs tcpdump"),
+];
+
+/// What is typed for parts of a command.
+const TYPED: &[(&str, &str)] = &[
+    ("ADDRESS", "10.2.0.1"),
+    ("IP", "10.2.0.5"),
+    ("PEER", "10.2.0.5"),
+    ("/proc/PID/", "/proc/$(systemctl show --value --property=MainPID ibarr)/"),
+    // It does not end by itself.
+    ("ip monitor", "timeout 1 ip monitor || [ $? = 124 ]"),
+    // There is no terminal.
+    ("systemctl edit ", "systemctl cat "),
+];
+
+/// Stand-ins for programs that this node lacks, and no change of its packages.
+const STAND_INS: &str = "
+    apt() { command apt --simulate \"$@\"; }
+    man() { ls /usr/share/man/man?/\"$1\".?.gz; }
+    sysctl() { for name; do cat /proc/sys/\"$(echo \"$name\" | tr . /)\"; done; }
+";
+
+/// Runs the commands in the running text and in the tables of the pages, beside a running daemon.
+fn mistakes_in_the_text(node: &Node) -> Vec<String> {
+    node.ok("dpkg --purge ibarr && rm -rf /etc/ibarr");
+    node.install();
+    let (mut done, mut mistakes) = (BTreeSet::new(), Vec::new());
+    for (page, text) in pages() {
+        for (line, span) in spans(&text) {
+            if is_command(&span)
+                && !NOT_HERE.iter().any(|(begin, _)| span.starts_with(begin))
+                && done.insert(span.clone())
+                && let Some(what) = attempt_of_text(node, &span)
+            {
+                mistakes.push(format!("{page}:{line}: `{span}`: {what}"));
+            }
+        }
+    }
+    assert!(done.len() > 30, "only {done:?}");
+    mistakes
+}
+
+/// Whether a span of code looks like a program with arguments.
+fn is_command(span: &str) -> bool {
+    let is_program = |word: &str| {
+        let is_of_name = |it: char| it.is_ascii_lowercase() || it == '-';
+        word.starts_with(|it: char| it.is_ascii_lowercase()) && word.chars().all(is_of_name)
+    };
+    let is_setting = span.contains(" = \"");
+    let first = span.split_once(' ').map(|(first, _)| first);
+    !is_setting && first.is_some_and(|first| is_program(first) && !NO_COMMANDS.contains(&first))
+}
+
+/// Runs a command, which has to end with status 0. Returns what it says otherwise.
+fn attempt_of_text(node: &Node, span: &str) -> Option<String> {
+    if span.starts_with("bpftool ") {
+        let words: Vec<_> = span.split(' ').collect();
+        return node.with_its_network(&words).err();
+    }
+    let mut typed = span.to_owned();
+    for (part, value) in TYPED {
+        typed = typed.replace(part, value);
+    }
+    // What one command stops, the next one may need.
+    node.ok("systemctl reset-failed && systemctl start ibarr");
+    let ended = node.run(&format!("{STAND_INS}{typed}"));
+    // A unit that does not run is shown, too.
+    let is_shown = span.starts_with("systemctl status") && ended.status.code() == Some(3);
+    (!ended.status.success() && !is_shown).then(|| said(&ended))
 }
 
 /// The names and texts of README.md and of all pages in docs.
