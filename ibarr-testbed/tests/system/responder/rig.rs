@@ -94,6 +94,16 @@ impl Rig {
     /// Starts a daemon by another command, which gets the daemon's arguments.
     pub(crate) fn spawn(&mut self, command: Command) {
         self.launch(command).wait(self);
+        self.eventually("programs are attached, or known not to be", || self.knows_itself());
+    }
+
+    /// Whether the daemon knows of each of its parts whether it works. A busy machine loads programs for longer than
+    /// a daemon waits for them before it is ready.
+    fn knows_itself(&self) -> bool {
+        let run_dir = self.run_dir();
+        let output = ibarr_on_node(&format!("status --json --run-dir {}", run_dir.display()));
+        let said = serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default();
+        said["status"].is_object() && said["status"].get("unknown").is_none()
     }
 
     /// Like [`spawn`](Self::spawn), without waiting until the daemon is ready.
