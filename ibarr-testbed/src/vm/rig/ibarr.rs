@@ -144,8 +144,12 @@ impl Ibarr {
         let process = spawn(&format!("ibarr-{name}"), place, &words)?;
         let ibarr = Self { process, name, notify: socket };
         is_ready(&ibarr.notify).with_context(|| ibarr.process.said().unwrap_or_default())?;
-        let attached = ibarr.count("responder.attached")?;
-        ensure!(attached == interfaces, "programs on {attached} interfaces");
+        // A busy machine loads programs for longer than a daemon waits for them before it is ready.
+        eventually(|| {
+            let attached = ibarr.count("responder.attached")?;
+            ensure!(attached == interfaces, "programs on {attached} interfaces");
+            Ok(())
+        })?;
         Ok(ibarr)
     }
 
