@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, bail};
+use object::Endianness;
+use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64};
+use object::read::elf::FileHeader as _;
 
 use super::glibc;
 use crate::tools;
@@ -20,6 +23,16 @@ pub(crate) enum Architecture {
 impl Architecture {
     pub(crate) fn own() -> Self {
         if cfg!(target_arch = "aarch64") { Self::Arm64 } else { Self::Amd64 }
+    }
+
+    /// That of an ELF file.
+    pub(super) fn of(program: &[u8]) -> Result<Self> {
+        let header = FileHeader64::<Endianness>::parse(program)?;
+        match header.e_machine(header.endian()?) {
+            EM_X86_64 => Ok(Self::Amd64),
+            EM_AARCH64 => Ok(Self::Arm64),
+            other => bail!("a program for machine {other}, for which there are no packages"),
+        }
     }
 
     /// Its name in Debian.

@@ -7,7 +7,7 @@ use std::fs;
 use anyhow::{Context as _, Result, ensure};
 
 use super::glibc::{self, Version};
-use super::{Content, FILES};
+use super::{Architecture, Content, FILES};
 use crate::systems::{self, How, Row};
 
 /// The versions of a system's first release, as its packages or its release notes name them.
@@ -44,17 +44,24 @@ const OF_GLIBC: [&str; 8] = [
 /// Reads the programs and the unit's least systemd, and records which systems have enough.
 ///
 /// # Errors
-/// A program needs a library of other packages.
+/// A program needs a library of other packages, or is for another architecture.
 pub(super) fn compare(content: &Content<'_>) -> Result<()> {
     let programs = [&content.ibarr, &content.ibfab].map(|program| -> Result<Version> {
         let read = fs::read(program).with_context(|| program.display().to_string())?;
+        let architecture = Architecture::of(&read)?;
+        ensure!(
+            architecture == content.architecture,
+            "{} is for {}",
+            program.display(),
+            architecture.debian()
+        );
         only_glibc(&glibc::libraries(&read)?)?;
         glibc::needed(&read)
     });
     let programs = programs.into_iter().collect::<Result<Vec<_>>>()?;
     let control = fs::read_to_string(content.workspace.root().join("pkg/deb/control"))?;
     let systemd = least_systemd(&control).context("pkg/deb/control: no version of systemd")?;
-    systems::record(content.workspace, &rows(&programs, systemd))
+    systems::record(content.workspace, &rows(content.architecture, &programs, systemd))
 }
 
 fn only_glibc(libraries: &[String]) -> Result<()> {
@@ -65,8 +72,12 @@ fn only_glibc(libraries: &[String]) -> Result<()> {
 }
 
 /// What systems have, for programs that need these versions, and units for this version of systemd or later.
-fn rows(programs: &[Version], least: u32) -> Vec<Row> {
+fn rows(architecture: Architecture, programs: &[Version], least: u32) -> Vec<Row> {
     let unit = |name: &str| ["service", "socket", "timer"].iter().any(|end| name.ends_with(end));
+    let of_programs = match architecture {
+        Architecture::Amd64 => "programs",
+        Architecture::Arm64 => "programs for 64-bit Arm",
+    };
     let units = FILES.iter().filter(|(_, to, _)| unit(to)).count();
     let rows = SYSTEMS.iter().flat_map(|&System { name, glibc, systemd }| {
         let row = |what: &str, passed, of, with| Row {
@@ -80,7 +91,7 @@ fn rows(programs: &[Version], least: u32) -> Vec<Row> {
         let start = programs.iter().filter(|needed| **needed <= glibc).count();
         let known = if systemd >= least { units } else { 0 };
         [
-            row("programs", start, programs.len(), format!("glibc {glibc}")),
+            row(of_programs, start, programs.len(), format!("glibc {glibc}")),
             row("units", known, units, format!("systemd {systemd}")),
         ]
     });
@@ -97,9 +108,11 @@ mod tests {
 
     #[test]
     fn system_is_compared_by_the_number_of_its_versions() {
-        let rows: Vec<_> =
-            rows(&[Version(2, 28), Version(2, 31)], 247).iter().map(Row::to_string).collect();
+        let rows = [Architecture::Amd64, Architecture::Arm64]
+            .map(|architecture| rows(architecture, &[Version(2, 28), Version(2, 31)], 247));
+        let rows: Vec<_> = rows.iter().flatten().map(Row::to_string).collect();
         for row in [
+            "RHEL 8 | libraries | programs for 64-bit Arm | 1 of 2 | glibc 2.28",
             "RHEL 8 | libraries | programs | 1 of 2 | glibc 2.28",
             "RHEL 8 | libraries | units | 0 of 7 | systemd 239",
             "Debian 11 | libraries | programs | 2 of 2 | glibc 2.31",
@@ -118,6 +131,7 @@ mod tests {
         let own = fs::read(std::env::current_exe().expect("a program")).expect("readable");
         let libraries = glibc::libraries(&own).expect("an ELF file");
         assert!(libraries.contains(&"libc.so.6".to_owned()), "{libraries:?}");
+        assert_eq!(Architecture::of(&own).expect("a known one"), Architecture::own());
     }
 
     #[test]
