@@ -24,7 +24,12 @@ const CONFIGURATION: &[u8] = b"interfaces = [\"eth*\"]
 [[static-gid]]
 ip = \"10.7.0.1\"
 gid = \"fe80::2:c903:0:701\"
+[[static-gid]]
+ip = \"fd00:7::1\"
+gid = \"fe80::2:c903:0:701\"
 ";
+
+const GROUPS: &[u8] = b"root:x:0:\nibarr:x:64:\n";
 
 /// The directory of the C library in its package.
 pub(crate) const GLIBC: &str = "usr/aarch64-linux-gnu/lib";
@@ -40,7 +45,7 @@ pub(crate) fn prove(workspace: &Workspace, ibarr: &Path) -> Result<usize> {
     let mut archive = Archive::new(BufWriter::new(File::create(&initramfs)?));
     archive.device("/dev/console", 5, 1)?;
     archive.device("/dev/null", 1, 3)?;
-    let modules = kernel.modules(&["veth", "sch_ingress", "cls_bpf"], &path)?;
+    let modules = kernel.modules(&["veth", "sch_ingress", "cls_bpf", "rdma_cm"], &path)?;
     for (index, module) in modules.iter().enumerate() {
         archive.file(&format!("{MODULES}/{index:03}-{}.ko", module.name), &module.object)?;
     }
@@ -54,6 +59,7 @@ pub(crate) fn prove(workspace: &Workspace, ibarr: &Path) -> Result<usize> {
     }
     archive.program("/init", SCRIPT)?;
     archive.file("/ibarr.toml", CONFIGURATION)?;
+    archive.file("/etc/group", GROUPS)?;
     archive.finish()?.flush()?;
 
     let mut qemu = Command::new("timeout");
