@@ -26,6 +26,7 @@ const SYSTEMS: &[System] = &[
     System { name: "Linux 6.1", about: "Debian 12's" },
     System { name: "Linux 6.12", about: "Debian 13's" },
     System { name: "Linux newest", about: "of Debian 13's backports" },
+    System { name: "64-bit Arm", about: "emulated" },
     System { name: "Debian 11", about: "" },
     System { name: "Debian 12", about: "" },
     System { name: "Debian 13", about: "" },

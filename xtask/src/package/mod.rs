@@ -130,34 +130,43 @@ pub(crate) struct Packages {
 /// Makes the packages, and shows that each one made again has the same bytes.
 pub(crate) fn prove(workspace: &Workspace) -> Result<Packages> {
     let content = Content::build(workspace, Architecture::own())?;
-    libraries::compare(&content)?;
-    let twice = |make: fn(&Content<'_>) -> Result<Vec<PathBuf>>| {
-        let packages = make(&content)?;
-        let read = || packages.iter().map(fs::read).collect::<Result<Vec<_>, _>>();
-        let first = read()?;
-        make(&content)?;
-        ensure!(read()? == first, "one of {packages:?} made again differs");
-        anyhow::Ok(packages)
-    };
-    twice(|content| Ok(vec![tar::make(content)?]))?;
-    let (debs, rpms) = (twice(debs)?, twice(|content| Ok(vec![rpm::make(content)?]))?);
+    let (debs, rpms) = all_twice(&content)?;
     let repository = repository::prove(&content, &[&debs[..], &rpms].concat())?;
     let first = |packages: Vec<PathBuf>| packages.into_iter().next().context("a package");
     Ok(Packages { deb: first(debs)?, rpm: first(rpms)?, repository })
 }
 
+/// Does the same for another architecture, without repositories. Returns the daemon, unpacked from its package.
+pub(crate) fn prove_other(workspace: &Workspace, architecture: Architecture) -> Result<PathBuf> {
+    let content = Content::build(workspace, architecture)?;
+    let (debs, _) = all_twice(&content)?;
+    let package = debs.first().context("a package")?;
+    let field = &mut Command::new("dpkg-deb");
+    let said = process::output(field.arg("--field").arg(package).arg("Architecture"))?;
+    ensure!(said.trim() == architecture.debian(), "{} is for {said}", package.display());
+    let unpacked = content.directory.join("unpacked");
+    process::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked))?;
+    Ok(unpacked.join("usr/sbin/ibarr"))
+}
+
+/// Makes all packages, the archive too, and each one again. Returns those for Debian and for RHEL.
+fn all_twice(content: &Content<'_>) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+    libraries::compare(content)?;
+    let twice = |make: fn(&Content<'_>) -> Result<Vec<PathBuf>>| {
+        let packages = make(content)?;
+        let read = || packages.iter().map(fs::read).collect::<Result<Vec<_>, _>>();
+        let first = read()?;
+        make(content)?;
+        ensure!(read()? == first, "one of {packages:?} made again differs");
+        anyhow::Ok(packages)
+    };
+    twice(|content| Ok(vec![tar::make(content)?]))?;
+    Ok((twice(debs)?, twice(|content| Ok(vec![rpm::make(content)?]))?))
+}
+
 /// Builds the program as the packages have it.
 pub(crate) fn program(workspace: &Workspace) -> Result<PathBuf> {
     Ok(Content::build(workspace, Architecture::own())?.ibarr)
-}
-
-/// Makes the packages of `architecture`, and returns the program in them.
-pub(crate) fn all(workspace: &Workspace, architecture: Architecture) -> Result<PathBuf> {
-    let content = Content::build(workspace, architecture)?;
-    debs(&content)?;
-    rpm::make(&content)?;
-    tar::make(&content)?;
-    Ok(content.ibarr)
 }
 
 /// Files of the checkout, their places in the package, and their modes.

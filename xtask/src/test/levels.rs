@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::suite::{self, Count};
-use super::{Bench, Level, Outcome, contrib};
+use super::{Bench, Level, Outcome, arm64, contrib};
 use crate::artifacts::{self, Artifact};
 use crate::ebpf::{self, Toolchain};
 use crate::privilege::Privilege;
@@ -127,8 +127,8 @@ pub(super) const LEVELS: &[Level] = &[
     },
     Level {
         name: "arm64",
-        what: "the packages for 64-bit Arm, emulated: tests of the formats, and the daemon with its BPF programs on \
-               Debian 12's kernel; before each release, and not part of `all`",
+        what: "the packages for 64-bit Arm, emulated: tests of formats and cores, and the daemon with its BPF programs \
+               on Debian 12's kernel; before each release, and not part of `all`",
         fast: false,
         budget: Duration::from_mins(20),
         run: arm64,
@@ -399,25 +399,8 @@ fn nightly(bench: &Bench<'_>) -> Result<Outcome> {
     proved(all())
 }
 
-/// What is built for 64-bit Arm, on this machine.
 fn arm64(bench: &Bench<'_>) -> Result<Outcome> {
-    let workspace = bench.workspace;
-    let architecture = package::Architecture::Arm64;
-    let ibarr = package::all(workspace, architecture)?;
-    let toolbox = tools::ensure(workspace, &[&tools::QEMU_USER])?;
-    let libraries = tools::root(workspace, &tools::GLIBC_ARM64)?;
-    // cargo splits it at spaces.
-    let emulator =
-        format!("qemu-aarch64-static -L {}", libraries.join("usr/aarch64-linux-gnu").display());
-    let path = toolbox.path()?;
-    let mut tests = package::Builder::ensure(workspace, architecture)?.cargo(
-        workspace.root(),
-        &["test", "--locked", "--package=ibarr-common", "--lib", "--tests"],
-    );
-    tests.env("PATH", &path).env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", &emulator);
-    let mut count = suite::run_command("formats", &mut tests)?;
-    count.passed += u32::try_from(vm::arm64::prove(workspace, &ibarr)?)?;
-    Ok(Outcome::Passed(count))
+    arm64::prove(bench.workspace).map(Outcome::Passed)
 }
 
 /// The outcome of guests, or why none can run.

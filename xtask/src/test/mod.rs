@@ -2,6 +2,7 @@
 
 //! `test`: the levels of proof, from the cheapest to the most expensive.
 
+mod arm64;
 mod contrib;
 mod levels;
 mod suite;
