@@ -115,6 +115,7 @@ const NOT_HERE: &[(&str, &str)] = &[
     ("modprobe", "needs kmod"),
     ("nft ", "needs nftables"),
     ("ps -eZ", "needs SELinux"),
+    ("rdma ", "needs InfiniBand"),
     ("rmmod", "needs kmod"),
     ("saquery", "needs InfiniBand"),
     ("sudo target/", "needs the source"),
