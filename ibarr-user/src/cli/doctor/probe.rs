@@ -10,6 +10,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
 
 use ibarr_common::wire::ip2gid::{MsgId, Query, Version};
 use ibarr_proto::ip2gid::client::Candidate;
@@ -30,11 +31,13 @@ use crate::transport::rtnetlink;
 /// How often a peer is asked.
 const QUERIES: u32 = 3;
 
-/// How long a reply may take.
-const PATIENCE: TimeVal = TimeVal::new(0, 300_000);
+/// How long a reply may take, whatever else comes.
+const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Asks a peer from `port`, and returns how many replies have come to the interface. `own` are addresses that the daemon
-/// serves.
+/// How often to look whether that time is over.
+const LOOK: TimeVal = TimeVal::new(0, 100_000);
+
+/// Asks a peer from `port`, and returns how many replies have come to the interface. The daemon serves `own`.
 pub(super) fn replies(peer: IpAddr, port: u16, own: &[IpAddr]) -> io::Result<u64> {
     let other = |what: &str| io::Error::other(format!("{peer} {what}"));
     let question = Question::new(peer, None).ok_or_else(|| other("has no route"))?;
@@ -54,15 +57,16 @@ pub(super) fn replies(peer: IpAddr, port: u16, own: &[IpAddr]) -> io::Result<u64
         socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll)?;
     keep_only(&socket, Family::of(peer), port)?;
     bind(socket.as_raw_fd(), &link)?;
-    setsockopt(&socket, sockopt::ReceiveTimeout, &PATIENCE)?;
+    setsockopt(&socket, sockopt::ReceiveTimeout, &LOOK)?;
     let mut arrived = 0;
     for number in 1..=QUERIES {
         let id = MsgId(number);
         let Some(query) = Query::new(Version::V1, id, peer) else { break };
         let packet = packet(source, peer, port, query.emit().as_ref());
         send(socket.as_raw_fd(), &[&header[..], &packet].concat(), MsgFlags::empty())?;
-        let mut frame = [0; 256];
-        while let Ok(len) = recv(socket.as_raw_fd(), &mut frame, MsgFlags::empty()) {
+        let (begun, mut frame) = (Instant::now(), [0; 256]);
+        while begun.elapsed() < PATIENCE {
+            let len = recv(socket.as_raw_fd(), &mut frame, MsgFlags::empty()).unwrap_or(0);
             if is_reply(&frame[..len], header.len(), peer, id) {
                 arrived += 1;
                 break;
