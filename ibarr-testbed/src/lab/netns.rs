@@ -179,7 +179,7 @@ impl Ip {
         Ok(Self { program, lock })
     }
 
-    /// Starts an `ip monitor` of addresses inside `namespace`; nobody reads what it prints.
+    /// Starts `ip monitor address` inside `namespace`, and discards what it prints.
     ///
     /// # Errors
     /// `ip` cannot be started.
