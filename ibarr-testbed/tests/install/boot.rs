@@ -64,7 +64,7 @@ fn node_without_disk_serves_with_read_only_etc_and_empty_var() {
 }
 
 #[test]
-fn node_with_a_read_only_var_serves_after_the_command_of_the_page() {
+fn node_with_a_read_only_var_serves_after_the_pages_command() {
     let page = include_str!("../../../docs/boot.md");
     let mut commands = page.lines().filter_map(|line| line.strip_prefix("$ sudo "));
     let make = commands.find(|command| command.ends_with("/var/lib/ibarr # prints nothing"));

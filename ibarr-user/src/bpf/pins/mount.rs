@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_bpffs_of_the_unit_is_made_by_tmpfiles_and_others_are_mounted() {
+    fn missing_bpffs_of_the_unit_is_for_tmpfiles_others_are_mounted() {
         let remedy = |path| super::super::to_have_a_bpffs(Path::new(path));
         let of_unit = "systemd-tmpfiles --create ibarr.conf && systemctl restart ibarr";
         assert_eq!(remedy("/run/ibarr/bpf"), of_unit);
