@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! `systems`: what ran on which system. Runs write their results to `target/systems.txt`; this command takes them
-//! into `xtask/systems.txt`, and makes the table in docs/systems.md from that.
+//! into `xtask/systems.txt`, and makes the tables of README.md and docs/systems.md from that.
 
 use std::fmt;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::process;
 use crate::workspace::Workspace;
@@ -43,7 +43,7 @@ pub(crate) const RESULTS: &str = "xtask/systems.txt";
 /// Those of this checkout's runs, relative to the target directory.
 const OF_RUNS: &str = "systems.txt";
 
-const HEAD: &str = "# What ran on which system; written by cargo xtask systems, which also makes the table in docs/systems.md from it.
+const HEAD: &str = "# What ran on which system; written by cargo xtask systems, which also makes the tables of README.md and docs/systems.md from it.
 # system | how | what | passed | with | commit
 ";
 
@@ -108,22 +108,38 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let file = workspace.root().join(RESULTS);
     let rows = merge(read(&file)?, read(&workspace.target().join(OF_RUNS))?);
     fs::write(&file, text(&rows)).with_context(|| file.display().to_string())?;
-    let readme = workspace.root().join("docs/systems.md");
-    let with_table = with_table(&fs::read_to_string(&readme)?, &rows)?;
-    fs::write(&readme, with_table).context("docs/systems.md")?;
-    print!("{}", table(&rows));
+    for Page { name, table } in PAGES {
+        let page = workspace.root().join(name);
+        let with_table = with_table(&fs::read_to_string(&page)?, &table(&rows));
+        fs::write(&page, with_table.context(*name)?).context(*name)?;
+    }
+    print!("{}", all(&rows));
     Ok(())
 }
 
-/// What is wrong with the table of docs/systems.md.
-pub(crate) fn check(readme: &str, results: &str) -> Option<String> {
-    let made = parse(results).and_then(|rows| with_table(readme, &rows));
-    match made {
-        Ok(made) if made == readme => None,
-        Ok(_) => {
-            Some(format!("docs/systems.md: its table differs from {RESULTS}: cargo xtask systems"))
+/// A page with a table of the results.
+pub(crate) struct Page {
+    /// Relative to the top of the checkout.
+    pub(crate) name: &'static str,
+    table: fn(&[Kept]) -> String,
+}
+
+pub(crate) const PAGES: &[Page] =
+    &[Page { name: "README.md", table: summary }, Page { name: "docs/systems.md", table: all }];
+
+impl Page {
+    /// What is wrong with the table of this page, whose text is `text`.
+    pub(crate) fn check(&self, text: &str, results: &str) -> Option<String> {
+        let made = parse(results).map(|rows| with_table(text, &(self.table)(&rows)));
+        let name = self.name;
+        match made {
+            Ok(Some(made)) if made == text => None,
+            Ok(Some(_)) => {
+                Some(format!("{name}: its table differs from {RESULTS}: cargo xtask systems"))
+            }
+            Ok(None) => Some(format!("{name} has no place for the table")),
+            Err(error) => Some(format!("{RESULTS}: {error:#}")),
         }
-        Err(error) => Some(format!("{RESULTS}: {error:#}")),
     }
 }
 
@@ -175,26 +191,50 @@ fn text(rows: &[Kept]) -> String {
         .fold(HEAD.to_owned(), |text, Kept { row, commit }| text + &format!("{row} | {commit}\n"))
 }
 
-fn with_table(readme: &str, rows: &[Kept]) -> Result<String> {
-    let parts = readme.split_once(BEGIN).and_then(|(before, rest)| {
-        let (_, after) = rest.split_once(END)?;
-        Some((before, after))
-    });
-    let Some((before, after)) = parts else { bail!("docs/systems.md has no place for the table") };
-    Ok(format!("{before}{BEGIN}\n{}\n{END}{after}", table(rows)))
+/// `page` with this table. None if it has no place for one.
+fn with_table(page: &str, table: &str) -> Option<String> {
+    let (before, rest) = page.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}\n{table}\n{END}{after}"))
 }
 
-fn table(rows: &[Kept]) -> String {
+/// How a system was tried, best first, and the results of that.
+fn tried<'a>(system: &System, rows: &'a [Kept]) -> Option<(How, Vec<&'a Row>)> {
+    How::ALL.into_iter().find_map(|how| {
+        let of_system = rows.iter().map(|kept| &kept.row);
+        let rows: Vec<_> =
+            of_system.filter(|row| row.system == system.name && row.how == how).collect();
+        (!rows.is_empty()).then_some((how, rows))
+    })
+}
+
+/// The systems, by how they were tried.
+fn summary(rows: &[Kept]) -> String {
+    let mut table = "| | |\n|---|---|\n".to_owned();
+    let how_tried = |system| match tried(system, rows) {
+        None => "not tried",
+        Some((How::Ran, _)) => "ran here",
+        Some((How::Libraries, rows)) if rows.iter().all(|row| row.passed == row.of) => {
+            "by libraries only"
+        }
+        Some((How::Libraries, _)) => "programs, without our units",
+    };
+    for how in ["ran here", "by libraries only", "programs, without our units", "not tried"] {
+        let systems = SYSTEMS.iter().filter(|system| how_tried(system) == how);
+        let names: Vec<_> = systems.map(|system| system.name).collect();
+        if !names.is_empty() {
+            table.extend(["| ", how, " | ", &names.join(", "), " |\n"]);
+        }
+    }
+    table
+}
+
+fn all(rows: &[Kept]) -> String {
     let mut table = "| system | tried |\n|---|---|\n".to_owned();
-    for System { name, about } in SYSTEMS {
-        let of_system: Vec<_> =
-            rows.iter().map(|kept| &kept.row).filter(|row| row.system == *name).collect();
-        // A system on which something ran needs no comparison.
-        let tried = How::ALL.into_iter().find_map(|how| {
-            let rows: Vec<_> = of_system.iter().copied().filter(|row| row.how == how).collect();
-            (!rows.is_empty()).then(|| cell(how, &rows))
-        });
-        let tried = tried.unwrap_or_else(|| "not tried".to_owned());
+    for system in SYSTEMS {
+        let tried = tried(system, rows);
+        let tried = tried.map_or_else(|| "not tried".to_owned(), |(how, rows)| cell(how, &rows));
+        let System { name, about } = system;
         let about = if about.is_empty() { String::new() } else { format!(", {about}") };
         table.extend(["| ", name, &about, " | ", &tried, " |\n"]);
     }
@@ -235,34 +275,50 @@ mod tests {
     const RESULTS: &str = "# a note\n\
         Linux 5.10 | ran | bpf | 42 of 42 | 5.10.0-46-amd64 | 0a\n\
         Linux 5.10 | ran | run-b | 34 of 35 | 5.10.0-46-amd64 | 0b\n\
-        Ubuntu 20.04 | libraries | programs | 2 of 2 | glibc 2.31 | 0a\n";
-
-    fn readme(rows: &str) -> String {
-        format!("a\n{BEGIN}{rows}{END}b\n")
-    }
+        Debian 13 | libraries | units | 7 of 7 | systemd 257 | 0a\n\
+        Ubuntu 20.04 | libraries | programs | 2 of 2 | glibc 2.31 | 0a\n\
+        Ubuntu 20.04 | libraries | units | 0 of 7 | systemd 245 | 0a\n";
 
     #[test]
     fn each_system_has_a_line_that_says_how_it_was_tried() {
-        let table = table(&parse(RESULTS).expect("results"));
+        let rows = parse(RESULTS).expect("results");
+        let table = all(&rows);
         for line in [
             "| Linux 5.10, Debian 11's | ran here (5.10.0-46-amd64): `bpf` 42 of 42, `run-b` 34 of 35 |",
-            "| Ubuntu 20.04 | by its libraries only: 2 of 2 programs by glibc 2.31 |",
+            "| Ubuntu 20.04 | by its libraries only: 2 of 2 programs by glibc 2.31, 0 of 7 units by systemd 245 |",
             "| RHEL 9 | not tried |",
         ] {
             assert!(table.lines().any(|found| found == line), "{line}\n{table}");
         }
         assert_eq!(table.lines().count(), SYSTEMS.len() + 2);
+        let summary = summary(&rows);
+        let lines: Vec<_> = summary.lines().skip(2).collect();
+        assert_eq!(
+            lines[..3],
+            [
+                "| ran here | Linux 5.10 |",
+                "| by libraries only | Debian 13 |",
+                "| programs, without our units | Ubuntu 20.04 |"
+            ]
+        );
+        assert_eq!(lines.len(), 4, "{summary}");
+        let untried = lines[3].strip_prefix("| not tried | ").expect("the other systems");
+        assert_eq!(untried.split(", ").count(), SYSTEMS.len() - 3, "{untried}");
     }
 
     #[test]
     fn table_that_differs_from_the_results_is_found() {
         let rows = parse(RESULTS).expect("results");
-        let made = with_table(&readme(""), &rows).expect("a place");
-        assert_eq!(check(&made, RESULTS), None);
-        assert_eq!(with_table(&made, &rows).expect("a place"), made);
-        assert!(check(&made, &RESULTS.replace("34 of", "35 of")).is_some());
-        assert!(check("no place", RESULTS).is_some());
-        assert!(check(&made, &RESULTS.replace("Ubuntu", "Minix")).is_some());
+        for page in PAGES {
+            let table = (page.table)(&rows);
+            let made = with_table(&format!("a\n{BEGIN}{END}b\n"), &table).expect("a place");
+            assert_eq!(page.check(&made, RESULTS), None);
+            assert_eq!(with_table(&made, &table).as_ref(), Some(&made));
+            let other = RESULTS.replace("Linux 5.10 | ran | run-b", "Linux 6.1 | ran | run-b");
+            assert!(page.check(&made, &other).is_some());
+            assert!(page.check("no place", RESULTS).is_some());
+            assert!(page.check(&made, &RESULTS.replace("Ubuntu", "Minix")).is_some());
+        }
     }
 
     #[test]
@@ -271,9 +327,9 @@ mod tests {
         let new = "Linux 5.10 | ran | run-b | 35 of 35 | 5.10.0-47-amd64 | 0c\n";
         let rows = merge(old.clone(), parse(new).expect("results"));
         assert_eq!((rows.len(), &rows[0]), (old.len(), &old[0]));
-        assert!(text(&rows).ends_with(
+        assert!(text(&rows).contains(
             "run-b | 35 of 35 | 5.10.0-47-amd64 | 0c\n\
-             Ubuntu 20.04 | libraries | programs | 2 of 2 | glibc 2.31 | 0a\n"
+             Debian 13 | libraries | units | 7 of 7 | systemd 257 | 0a\n"
         ));
         assert_eq!(parse(&text(&rows)).expect("results"), rows);
     }

@@ -48,7 +48,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     problems.extend(text::paths_in_comments(&files));
     problems.extend(text::proofs(&files));
     problems.extend(text::test_command(&files));
-    problems.extend(table_of_systems(&files));
+    problems.extend(tables_of_systems(&files));
     problems.extend(house::check(&files));
     problems.extend(walks::check(&files));
     problems.extend(weight::check(&files));
@@ -64,10 +64,12 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the table of systems is that of the results.
-fn table_of_systems(files: &[File]) -> Option<String> {
+/// Checks that the tables of systems are those of the results.
+fn tables_of_systems(files: &[File]) -> Vec<String> {
     let text = |path| files.iter().find(|file| file.path == path).map(|file| file.text.as_str());
-    systems::check(text("docs/systems.md")?, text(systems::RESULTS).unwrap_or_default())
+    let results = text(systems::RESULTS).unwrap_or_default();
+    let pages = systems::PAGES.iter();
+    pages.filter_map(|page| page.check(text(page.name)?, results)).collect()
 }
 
 /// A text file of the project.
