@@ -63,6 +63,16 @@ fn scripts_of_the_rpm_are_programs_of_the_shell() {
     }
 }
 
+/// libibverbs.so.1, which the daemon opens at run time, is in packages of these names.
+#[test]
+fn packages_recommend_the_library_of_events() {
+    let deb =
+        said(program("dpkg-deb").arg("--field").arg(package("IBARR_PACKAGE")).arg("Recommends"));
+    assert!(deb.trim().split(", ").any(|name| name == "libibverbs1"), "{deb}");
+    let rpm = rpm(&["--query", "--recommends"]);
+    assert!(rpm.lines().any(|name| name == "libibverbs"), "{rpm}");
+}
+
 /// Mode and owner, and the content, of each file below `root`.
 fn files(root: &Path) -> BTreeMap<String, (String, Vec<u8>)> {
     let mut files = BTreeMap::new();

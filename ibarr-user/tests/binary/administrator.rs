@@ -148,6 +148,15 @@ fn wrong_usage_exits_64_and_is_json_on_request() {
 }
 
 #[test]
+fn ping_of_no_question_is_refused_with_what_to_write() {
+    let refused = ibarr(&["ping", "10.0.0.1", "-c", "0"]);
+    assert_eq!(refused.status.code(), Some(64));
+    let text = String::from_utf8(refused.stderr).unwrap();
+    let reason = "invalid value '0' for '--count <N>': write a whole number from 1\n";
+    assert!(text.contains(reason), "{text}");
+}
+
+#[test]
 fn without_a_daemon_commands_exit_69_with_a_remedy() {
     let dir = TempDir::new("nobody");
     let run_dir = dir.0.to_str().unwrap();
