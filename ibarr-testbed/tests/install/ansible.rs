@@ -18,6 +18,26 @@ const SITE: &str = "/etc/ibarr/ibarr.d/50-site.toml";
 /// The container has no InfiniBand.
 const WITHOUT_INFINIBAND: &str = r#"["kernel-silent", "events-unheard"]"#;
 
+/// Makes a program of what 1.0.0 could say of its health: it has no `--wait` and no `--accept`, does not tell the
+/// node's name, and calls a failed daemon well at first.
+const AS_1_0_0: &str = r#"mkdir --parents /older/usr/libexec && cd /older/usr && mv sbin/ibarr libexec/ibarr
+cat > sbin/ibarr <<'END'
+#!/bin/sh
+case "$*" in
+    *--wait*|*--accept*) echo "error: unexpected argument" >&2; exit 64 ;;
+    "status --check --json") ;;
+    *) exec /usr/libexec/ibarr "$@" ;;
+esac
+said=$(/usr/libexec/ibarr "$@") && code=0 || code=$?
+show() { printf '%s\n' "$said" | sed --expression 's/"node":"[^"]*",//' "$@"; }
+case "$said" in
+    *'"uptime-s":'[0-9],*) show --expression 's/"health":.*"servers"/"servers"/'; exit 0 ;;
+esac
+show
+exit $code
+END
+chmod 755 sbin/ibarr"#;
+
 #[test]
 fn play_stops_at_a_bad_node_and_leaves_the_next_untouched() {
     let node = Node::boot_for_deployment(|_| Vec::new());
@@ -25,8 +45,10 @@ fn play_stops_at_a_bad_node_and_leaves_the_next_untouched() {
     // The next node: a port at which Ansible would log in.
     let next = TcpListener::bind((PEER, 22)).unwrap();
     next.set_nonblocking(true).unwrap();
-    let later = controller.make_later_package();
-    let mut play = Play { package: &later, config: config(""), accepted: "[]", hosts: 2 };
+    let later = controller.make_package("later", "+1", "true");
+    let older = controller.make_package("older", "~1", AS_1_0_0);
+    let mut play =
+        Play { package: &later, config: config(""), accepted: "[]", hosts: 2, patience: 5 };
 
     // Without InfiniBand the daemon runs, and is not well.
     let red = controller.run(&play);
@@ -35,19 +57,27 @@ fn play_stops_at_a_bad_node_and_leaves_the_next_untouched() {
     assert!(next.accept().is_err(), "the next node was touched\n{}", said(&red));
     assert!(version(&node).ends_with("+1"));
 
-    // The site knows that. The way back to the older package, and the next node's turn.
-    play = Play { package: "/ibarr.deb", accepted: WITHOUT_INFINIBAND, ..play };
+    // On the way back 1.0.0 says the same, but not at once.
+    (play.package, play.patience) = (&older, 10);
+    let red = controller.run(&play);
+    assert_eq!(red.status.code(), Some(2), "{}", said(&red));
+    assert!(said(&red).contains("kernel-silent"), "{}", said(&red));
+    assert!(next.accept().is_err(), "the next node was touched\n{}", said(&red));
+    assert!(version(&node).ends_with("~1"));
+    assert_eq!(node.ask(), Some(GID.parse().unwrap()));
+
+    // The site knows that, and it is the next node's turn.
+    play.accepted = WITHOUT_INFINIBAND;
     let green = controller.run(&play);
     assert!(next.accept().is_ok(), "the next node's turn never came\n{}", said(&green));
     assert!(said(&green).contains("failed=0"), "{}", said(&green));
-    assert!(!version(&node).ends_with("+1"), "{}", said(&green));
-    assert_eq!(node.ask(), Some(GID.parse().unwrap()));
 
     play.hosts = 1;
     let again = controller.run(&play);
     assert!(again.status.success() && said(&again).contains("changed=0"), "{}", said(&again));
 
-    // A mistake does not reach the node, also not at its next start.
+    // A mistake does not reach the node, also not at the next start of the version that replaces 1.0.0.
+    play.package = "/ibarr.deb";
     let good = node.ok(&format!("cat {SITE}"));
     let red = controller.run(&Play { config: config("lease = 1"), ..play.clone() });
     assert_eq!(red.status.code(), Some(2), "{}", said(&red));
@@ -88,6 +118,8 @@ struct Play<'a> {
     accepted: &'a str,
     /// The node, or the node and the next one.
     hosts: usize,
+    /// How many times the node is checked.
+    patience: u32,
 }
 
 /// A root file system with Ansible, at the other end of the node's wire.
@@ -119,17 +151,19 @@ impl Controller {
         controller
     }
 
-    /// The package with a later version.
-    fn make_later_package(&self) -> String {
-        self.ok("dpkg-deb --raw-extract /ibarr.deb /later && sed --in-place 's/^Version: .*/&+1/' /later/DEBIAN/control && dpkg-deb --build /later /later.deb");
-        "/later.deb".to_owned()
+    /// The package as `/NAME.deb`, with `end` at the end of its version and what `change` does to its files in `/NAME`.
+    fn make_package(&self, name: &str, end: &str, change: &str) -> String {
+        self.ok(&format!("dpkg-deb --raw-extract /ibarr.deb /{name} && sed --in-place 's/^Version: .*/&{end}/' /{name}/DEBIAN/control"));
+        self.ok(change);
+        self.ok(&format!("dpkg-deb --build /{name} /{name}.deb"));
+        format!("/{name}.deb")
     }
 
     fn run(&self, play: &Play<'_>) -> Output {
-        let Play { package, config, accepted, hosts } = play;
+        let Play { package, config, accepted, hosts, patience } = play;
         let limit = if *hosts == 1 { format!("--limit {ADDRESS}") } else { String::new() };
         let values = format!(
-            "ibarr_package: {package}\nibarr_accepted_causes: {accepted}\nibarr_patience: 10\nibarr_config: |\n  {}\n",
+            "ibarr_package: {package}\nibarr_accepted_causes: {accepted}\nibarr_patience: {patience}\nibarr_config: |\n  {}\n",
             config.replace('\n', "\n  ")
         );
         fs::write(self.root.join("values.yml"), values).unwrap();
