@@ -37,9 +37,11 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Boots a Debian 12. Its peer is in the network namespace of the calling thread.
+    /// Boots a Debian 12, or the older one of `cargo xtask test install-11`. Its peer is in the network namespace of the
+    /// calling thread.
     pub(crate) fn boot() -> Self {
-        Self::boot_root(&file("IBARR_DEBIAN_ROOT"), |_| Vec::new())
+        let older = env::var_os("IBARR_OLDER_ROOT").map(PathBuf::from);
+        Self::boot_root(&older.unwrap_or_else(|| file("IBARR_DEBIAN_ROOT")), |_| Vec::new())
     }
 
     /// Boots a Debian 12 that also has podman and what Ansible needs. `prepare` gets the directory of its files and

@@ -169,6 +169,11 @@ pub(crate) fn program(workspace: &Workspace) -> Result<PathBuf> {
     Ok(Content::build(workspace, Architecture::own())?.ibarr)
 }
 
+/// Makes the Debian package of the daemon.
+pub(crate) fn deb(workspace: &Workspace) -> Result<PathBuf> {
+    deb::make(&Content::build(workspace, Architecture::own())?)
+}
+
 /// Files of the checkout, their places in the package, and their modes.
 const FILES: &[(&str, &str, u32)] = &[
     ("pkg/ibarr.service", "usr/lib/systemd/system/ibarr.service", 0o644),

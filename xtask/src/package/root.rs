@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A Debian 12 root file system with systemd, in which packages are tried.
+//! Root file systems of Debian with systemd, in which packages are tried.
 
 use std::env;
 use std::fs;
@@ -14,18 +14,50 @@ use crate::process;
 use crate::tools;
 use crate::workspace::Workspace;
 
-/// The release, with systemd 252 as RHEL 9 has it.
-const SUITE: &str = "bookworm";
+/// A release of Debian.
+pub(crate) struct Release {
+    suite: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) systemd: &'static str,
+    /// Below `target/tools`.
+    directory: &'static str,
+    /// Whether /bin and /usr/bin, one directory on installed systems, are two without a hook.
+    needs_merge: bool,
+}
+
+/// With systemd 252 as RHEL 9 has it.
+pub(crate) const DEBIAN_12: Release = Release {
+    suite: "bookworm",
+    name: "Debian 12",
+    systemd: "systemd 252",
+    directory: "debian-root",
+    needs_merge: false,
+};
+
+/// With the oldest systemd that the packages accept.
+pub(crate) const DEBIAN_11: Release = Release {
+    suite: "bullseye",
+    name: "Debian 11",
+    systemd: "systemd 247",
+    directory: "debian-11-root",
+    needs_merge: true,
+};
 
 /// Packages besides the essential ones. systemd-container boots the root file system that it is in.
 const PACKAGES: &str = "systemd,systemd-sysv,systemd-container,dbus,udev,iproute2";
 
-/// The directory of the root file system, which is made if needed. It is root's, and no test writes in it.
+/// The directory of the root file system of a release, which is made if needed. It is root's, and no test writes in
+/// it.
 ///
 /// # Errors
 /// The error says what the machine lacks.
-pub(crate) fn ensure(workspace: &Workspace, privilege: Privilege) -> Result<PathBuf> {
-    let directory = workspace.target().join("tools").join("debian-root");
+pub(crate) fn ensure(
+    workspace: &Workspace,
+    privilege: Privilege,
+    release: &Release,
+) -> Result<PathBuf> {
+    let Release { suite, name, directory, needs_merge, .. } = *release;
+    let directory = workspace.target().join("tools").join(directory);
     let root = directory.join("root");
     // Written last.
     let stamp = directory.join("packages.txt");
@@ -34,22 +66,27 @@ pub(crate) fn ensure(workspace: &Workspace, privilege: Privilege) -> Result<Path
     }
     let toolbox = tools::ensure(workspace, &[&tools::MMDEBSTRAP])?;
     fs::create_dir_all(&directory)?;
-    let archive = tools::archive(&directory, SUITE)?;
+    let archive = tools::archive(&directory, suite)?;
     if root.exists() {
         let remove = &mut privilege.command("rm".as_ref(), &[]);
         process::run(remove.arg("-rf").arg(&root))?;
     }
-    eprintln!("tools: making a root file system of Debian 12, 220 MB");
+    eprintln!("tools: making a root file system of {name}, 220 MB");
     let path = toolbox.path()?;
     let mut command = privilege.command("mmdebstrap".as_ref(), &[("PATH", &path)]);
     command.args(["--quiet", "--mode=root", "--variant=minbase"]);
+    if needs_merge {
+        let prefix = toolbox.root(&tools::MMDEBSTRAP).unwrap_or_else(|| "/".into());
+        let hook = prefix.join("usr/share/mmdebstrap/hooks/merged-usr/setup00.sh");
+        command.arg(format!("--setup-hook={}", hook.display()));
+    }
     command.arg(format!("--include={PACKAGES}"));
     command.arg(format!("--aptopt={}", archive.options.display()));
     // An interrupted run is begun again, so nothing has to reach the disk at once.
     command.args(["--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=force-unsafe-io"]);
-    command.args([SUITE.as_ref(), root.as_os_str(), archive.sources.as_os_str()]);
+    command.args([suite.as_ref(), root.as_os_str(), archive.sources.as_os_str()]);
     process::output(&mut command)
-        .context("tools: a root file system of Debian 12 cannot be made")?;
+        .with_context(|| format!("tools: a root file system of {name} cannot be made"))?;
     fs::write(&stamp, PACKAGES)?;
     Ok(root)
 }

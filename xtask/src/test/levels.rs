@@ -11,6 +11,7 @@ use super::suite::{self, Count};
 use super::{Bench, Level, Outcome, arm64, contrib};
 use crate::artifacts::{self, Artifact};
 use crate::ebpf::{self, Toolchain};
+use crate::package::root::{DEBIAN_11, DEBIAN_12, Release};
 use crate::privilege::Privilege;
 use crate::systems::{self, How, Row};
 use crate::tools::{Set, Toolbox};
@@ -134,6 +135,14 @@ pub(super) const LEVELS: &[Level] = &[
         run: arm64,
     },
     Level {
+        name: "install-11",
+        what: "the Debian package under the oldest systemd that it accepts, Debian 11's, in a container (needs root); \
+               before each release, and not part of `all`",
+        fast: false,
+        budget: Duration::from_mins(5),
+        run: install_on_debian_11,
+    },
+    Level {
         name: "nightly",
         what: "unused dependencies, 1000 more networks, the levels `vm-` on Debian 13's kernel, and the daemon on \
                Debian 11's and the newest; before each release, and not part of `all`",
@@ -144,7 +153,7 @@ pub(super) const LEVELS: &[Level] = &[
 ];
 
 /// The levels for which CI has no time.
-const BEFORE_RELEASES: [&str; 2] = ["arm64", "nightly"];
+const BEFORE_RELEASES: [&str; 3] = ["arm64", "install-11", "nightly"];
 
 /// Tests that run in guests alone: this machine's kernel may have no VRFs.
 const NEED_VRFS: &[&str] = &["responder::vrf::"];
@@ -335,7 +344,7 @@ fn install(bench: &Bench<'_>) -> Result<Outcome> {
     if bench.privilege == Privilege::Unprivileged {
         return Ok(Outcome::NotRun(NO_ROOT.to_owned()));
     }
-    let root = package::root::ensure(bench.workspace, bench.privilege);
+    let root = package::root::ensure(bench.workspace, bench.privilege, &DEBIAN_12);
     let usable = root.and_then(|root| {
         package::root::probe(&root, bench.privilege)?;
         let more = package::root::ensure_for_deployment(bench.workspace, bench.privilege, &root)?;
@@ -365,9 +374,49 @@ fn install(bench: &Bench<'_>) -> Result<Outcome> {
     ];
     let tests = bench.built()?.iter().filter(|artifact| is_of_package(artifact));
     let count = suite::run(bench.workspace, tests, bench.privilege, &variables, &[])?;
+    installed(bench, "install", &DEBIAN_12, count)
+}
+
+/// Tests of the package that need no newer systemd, and no other package: of the service, its sockets and its faults.
+const ON_ANY_SYSTEMD: [&str; 5] = ["health::", "package::", "service::", "socket::", "upgrade::"];
+
+/// Tests among them that ask systemd 247 for what it cannot do.
+const NOT_ON_247: [&str; 1] = ["exposure_of_each_unit_is_at_most_what_was_reached"];
+
+fn install_on_debian_11(bench: &Bench<'_>) -> Result<Outcome> {
+    if bench.privilege == Privilege::Unprivileged {
+        return Ok(Outcome::NotRun(NO_ROOT.to_owned()));
+    }
+    let root = |release| package::root::ensure(bench.workspace, bench.privilege, release);
+    let roots = root(&DEBIAN_12).and_then(|newer| Ok((newer, root(&DEBIAN_11)?)));
+    let toolbox = toolbox(bench, &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL]);
+    let ((newer, older), toolbox) = match (roots, toolbox) {
+        (Ok(roots), Ok(toolbox)) => (roots, toolbox),
+        (Err(error), _) => return Ok(Outcome::NotRun(format!("{error:#}"))),
+        (_, Err(lack)) => return Ok(lack),
+    };
+    let package = package::deb(bench.workspace)?;
+    let path = toolbox.path()?;
+    let variables = [
+        ("PATH", path.as_os_str()),
+        ("IBARR_PACKAGE", package.as_os_str()),
+        ("IBARR_DEBIAN_ROOT", newer.as_os_str()),
+        ("IBARR_OLDER_ROOT", older.as_os_str()),
+    ];
+    let test = bench.built()?.iter().find(|artifact| is_of_package(artifact));
+    let test = test.context("this checkout has no tests of its package")?;
+    let mut command = bench.privilege.command(&test.executable, &variables);
+    command.args(ON_ANY_SYSTEMD).args(NOT_ON_247.iter().flat_map(|test| ["--skip", test]));
+    command.current_dir(&test.package);
+    let count = suite::run_command("the package on Debian 11", &mut command)?;
+    installed(bench, "install-11", &DEBIAN_11, count)
+}
+
+/// Records what passed on a release of Debian.
+fn installed(bench: &Bench<'_>, level: &str, release: &Release, count: Count) -> Result<Outcome> {
     let passed = usize::try_from(count.passed)?;
-    let (how, system, what) = (How::Ran, "Debian 12".to_owned(), "install".to_owned());
-    let row = Row { system, how, what, passed, of: passed, with: "systemd 252".to_owned() };
+    let (how, system, what) = (How::Ran, release.name.to_owned(), level.to_owned());
+    let row = Row { system, how, what, passed, of: passed, with: release.systemd.to_owned() };
     systems::record(bench.workspace, &[row])?;
     Ok(Outcome::Passed(count))
 }
