@@ -33,6 +33,12 @@ impl Report {
         }
     }
 
+    /// Reports that `claim` cannot be tried here, and why. The host counts and names it.
+    pub fn skip(&mut self, claim: &str, why: &str) {
+        self.claims += 1;
+        println!("ok {} - {claim} # SKIP {why}", self.claims);
+    }
+
     /// Prints a note that is no claim.
     pub fn note(note: impl Display) {
         for line in note.to_string().lines() {

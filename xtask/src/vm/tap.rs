@@ -11,6 +11,8 @@ pub(super) struct Tap {
     passed: usize,
     /// What failed, with the first line of what is said about it.
     failed: Vec<String>,
+    /// What could not be tried, with the reason.
+    skipped: Vec<String>,
     plan: Option<usize>,
     figures: Vec<String>,
     /// The last line was the claim that failed last, and the next one may say why.
@@ -21,8 +23,11 @@ impl Tap {
     /// Reads a line. Lines that report nothing are skipped.
     pub(super) fn line(&mut self, line: &str) {
         let has_failed_now = std::mem::take(&mut self.has_failed_now);
-        if line.starts_with("ok ") {
-            self.passed += 1;
+        if let Some(claim) = line.strip_prefix("ok ") {
+            match claim.split_once(" # SKIP ") {
+                Some((claim, why)) => self.skipped.push(format!("{claim}: {why}")),
+                None => self.passed += 1,
+            }
         } else if let Some(claim) = line.strip_prefix("not ok ") {
             self.failed.push(claim.to_owned());
             self.has_failed_now = true;
@@ -59,13 +64,22 @@ impl Tap {
         self.failed.len()
     }
 
+    /// How many claims could not be tried.
+    pub(super) fn skipped(&self) -> usize {
+        self.skipped.len()
+    }
+
     pub(super) fn figures(&self) -> &[String] {
         &self.figures
     }
 
-    /// Whether there are claims, all hold, and none was lost.
+    /// Whether there are claims, all that could be tried hold, and none was lost.
     pub(super) fn is_success(&self) -> bool {
-        self.passed > 0 && self.failed.is_empty() && self.plan == Some(self.passed)
+        self.passed > 0 && self.failed.is_empty() && self.plan == Some(self.made())
+    }
+
+    fn made(&self) -> usize {
+        self.passed + self.failed.len() + self.skipped.len()
     }
 }
 
@@ -74,11 +88,14 @@ impl fmt::Display for Tap {
         write!(f, "{} passed, {} failed", self.passed, self.failed.len())?;
         match self.plan {
             None => f.write_str(", and the report has no end")?,
-            Some(plan) if plan != self.passed + self.failed.len() => write!(f, ", {plan} planned")?,
+            Some(plan) if plan != self.made() => write!(f, ", {plan} planned")?,
             Some(_) => {}
         }
         for failed in &self.failed {
             write!(f, "; failed: {failed}")?;
+        }
+        for skipped in &self.skipped {
+            write!(f, "; not tried: {skipped}")?;
         }
         Ok(())
     }
@@ -100,6 +117,18 @@ mod tests {
         assert!(tap.is_success());
         assert_eq!(tap.figures(), ["3 s"]);
         assert_eq!(tap.to_string(), "2 passed, 0 failed");
+    }
+
+    #[test]
+    fn claim_that_cannot_be_tried_is_named_and_not_counted_as_held() {
+        let tap = read("ok 1 - boots\nok 2 - wins a race # SKIP no preemption\n1..2\n");
+        assert!(tap.is_success());
+        assert_eq!((tap.passed(), tap.skipped()), (1, 1));
+        assert_eq!(
+            tap.to_string(),
+            "1 passed, 0 failed; not tried: 2 - wins a race: no preemption"
+        );
+        assert!(!read("ok 1 - all # SKIP no kernel\n1..1\n").is_success());
     }
 
     #[test]

@@ -209,6 +209,11 @@ impl Case {
         Ok(transcript)
     }
 
+    /// Whether something is done to the kernel while it sends a request.
+    pub fn has_reflex(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Reflex(_)))
+    }
+
     /// Its part of the recording. Empty if it has none.
     pub fn recorded(&self) -> String {
         let begin = format!("case {}", self.name);
