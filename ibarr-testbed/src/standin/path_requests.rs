@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 const RECORDED: &str = include_str!("../../tests/data/path-requests.txt");
 
-/// The recorded request of `asker`, in hexadecimal digits.
+/// The recorded request of `asker`, the name of its line, in hexadecimal digits.
 pub fn recorded(asker: &str) -> Option<&'static str> {
     lines().find(|(name, _)| *name == asker).map(|(_, bytes)| bytes)
 }
@@ -43,7 +43,7 @@ mod tests {
     fn the_stand_in_asks_for_paths_as_kernels_do() {
         let mut kernel = Kernel::new(Config::default());
         kernel.handle_input(Instant::BOOT, Input::Listener(true));
-        assert_eq!(lines().count(), 3);
+        assert_eq!(lines().count(), 5);
         for (asker, recorded) in lines() {
             let digits = recorded.as_bytes().chunks(2);
             let byte = |digits| u8::from_str_radix(str::from_utf8(digits).unwrap(), 16).unwrap();

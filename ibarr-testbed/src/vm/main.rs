@@ -25,6 +25,7 @@ mod silent;
 #[expect(unsafe_code, reason = "system calls without a safe wrapper")]
 mod sys;
 mod timings;
+mod version;
 
 use std::convert::Infallible;
 use std::env;

@@ -15,6 +15,7 @@ use super::{HERE, NEAR, NEIGHBOUR, Scene, THERE, pretend};
 use crate::ls::socket::Socket;
 use crate::report::Report;
 use crate::rig::{self, Caller, Place, eventually};
+use crate::version;
 
 /// GIDs that no port has. Each is asked for once.
 const UNKNOWN: [&str; 4] =
@@ -33,8 +34,14 @@ pub(super) fn prove(report: &mut Report, scene: &Scene) {
     claim("ibarr path gives the path that OpenSM gives, and remembers it", path());
     claim("there is no path to an unknown GID", no_path(UNKNOWN[0], "no-record"));
     claim("IPoIB asks for paths in one direction, and uses ibarr's", ipoib(scene));
-    claim("rdma_cm asks for paths of every use, and uses ibarr's: IPv4", rdma_cm(scene, NEAR[0]));
-    claim("rdma_cm asks for paths of every use, and uses ibarr's: IPv6", rdma_cm(scene, NEAR[1]));
+    claim(
+        "rdma_cm asks for all paths, or for one before 6.1, and uses ibarr's: IPv4",
+        rdma_cm(scene, NEAR[0]),
+    );
+    claim(
+        "rdma_cm asks for all paths, or for one before 6.1, and uses ibarr's: IPv6",
+        rdma_cm(scene, NEAR[1]),
+    );
     claim(
         "a caller of a path that OpenSM does not know gets its error from ibarr: IPv4",
         refused(scene, EMPTY[0], UNKNOWN[1]),
@@ -112,8 +119,13 @@ fn rdma_cm(scene: &Scene, target: &str) -> Result<()> {
     let asked = Asked::of(scene, || caller.route(id).map(drop))?;
     let is_v4 = target.contains('.');
     let module = if is_v4 { "rdma_cm, IPv4" } else { "rdma_cm, IPv6" };
-    let request = asked.only(NEIGHBOUR.gid()?, module)?;
-    ensure!(request.path_use == PathUse::All && request.service_id.is_some(), "{request:?}");
+    let (module, path_use) = if version::linux()? >= version::ALL_PATHS {
+        (module.to_owned(), PathUse::All)
+    } else {
+        (format!("{module}, before 6.1"), PathUse::Gmp)
+    };
+    let request = asked.only(NEIGHBOUR.gid()?, &module)?;
+    ensure!(request.path_use == path_use && request.service_id.is_some(), "{request:?}");
     ensure!(request.qos_class.is_some() == is_v4, "{request:?}");
     ensure!(request.tclass.is_some() != is_v4, "{request:?}");
     let path = caller.path(id)?;

@@ -29,6 +29,7 @@ use crate::report::Report;
 use crate::rig::{
     self, B, Caller, Ibarr, Place, Process, R, capture, eventually, ip, rping, rping_from, spawn,
 };
+use crate::version;
 
 /// The prefixes: fec0:0:FLID:SUBNET.
 const PREFIXES: [u64; 2] = [0xfec0_0000_0052_0001, 0xfec0_0000_0042_0002];
@@ -87,7 +88,12 @@ fn prove(report: &mut Report, subnets: &mut Subnets) {
         "the managers give ports four LIDs each, and a service level",
         subnets.restart(2, &format!(", sl={SL}")),
     );
-    report.claim("with LMC 2, the FLIDs are other LIDs of the router than its path's", lmc(&here));
+    let claim = "with LMC 2, the FLIDs are other LIDs of the router than its path's";
+    if version::linux().is_ok_and(|version| version < version::ALL_PATHS) {
+        report.skip(claim, "before Linux 6.1 no path is asked for but that of GMPs");
+    } else {
+        report.claim(claim, lmc(&here));
+    }
     report.claim("with quality of service, packets have the path's service level", level());
     report.claim("alias GIDs that OpenSM gives have paths and connections", alias::works(&here));
     report.claim("a bond of two IPoIB interfaces stands in for the first one", bond(&here));
