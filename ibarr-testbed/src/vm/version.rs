@@ -8,6 +8,9 @@ use nix::sys::utsname::uname;
 /// Since this version `rdma_cm` asks for all paths to a GID, before only for that of GMPs.
 pub(crate) const ALL_PATHS: (u32, u32) = (6, 1);
 
+/// The last version of which it is known that requests are sent again, and callers wake, in the order in which they
+/// asked. In 7.3 they do not.
+pub(crate) const IN_ORDER: (u32, u32) = (6, 12);
 
 /// Major and minor number.
 pub(crate) fn linux() -> Result<(u32, u32)> {

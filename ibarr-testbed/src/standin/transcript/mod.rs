@@ -97,6 +97,16 @@ pub enum Heard {
     End(u32, Outcome),
 }
 
+impl Heard {
+    /// Its place among the reactions to a step: messages by their number, then callers.
+    pub fn place(&self) -> (bool, u32) {
+        match self {
+            Self::Message(bytes) => (false, word(bytes, 8)),
+            Self::End(caller, _) => (true, *caller),
+        }
+    }
+}
+
 /// The result that a caller gets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Outcome {

@@ -19,3 +19,21 @@ fn the_recording_has_every_case_and_no_other() {
     let cases = cases.iter().map(|case| format!("case {}", case.name));
     assert_eq!(recorded.collect::<Vec<_>>(), cases.collect::<Vec<_>>());
 }
+
+/// So a kernel that does the same in another order can be compared, by sorting what it does.
+#[test]
+fn recorded_reactions_to_a_step_are_sorted() {
+    let mut last = None;
+    for line in RECORDED.lines() {
+        let Some(reaction) = line.strip_prefix("    ") else {
+            last = None;
+            continue;
+        };
+        let caller = reaction.strip_prefix("caller ");
+        let number = caller.or(reaction.split_once("(number ").map(|(_, number)| number)).unwrap();
+        let digits = number.split(|letter: char| !letter.is_ascii_digit()).next().unwrap();
+        let place = (caller.is_some(), digits.parse::<u32>().unwrap());
+        assert!(last < Some(place), "{line}");
+        last = Some(place);
+    }
+}

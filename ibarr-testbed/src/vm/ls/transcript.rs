@@ -29,6 +29,7 @@ use crate::report::Report;
 use crate::rtnetlink::Rtnetlink;
 use crate::sys::rdma_cm::{Channel, Id};
 use crate::sys::scheduler;
+use crate::version;
 
 pub(super) fn prove(ifindex: IfIndex, report: &mut Report) {
     // The priority ends with the thread.
@@ -121,6 +122,8 @@ struct Kernel {
     refused: Vec<Heard>,
     /// Number of neighbours that have become valid.
     neighbours: u16,
+    /// Whether reactions come in the order of the recording; otherwise they come in any order.
+    is_in_order: bool,
 }
 
 /// Number of the first neighbour of a reflex; neighbours of steps count from 1.
@@ -143,6 +146,7 @@ impl Kernel {
             asked: Vec::new(),
             refused: Vec::new(),
             neighbours: 0,
+            is_in_order: version::linux()? <= version::IN_ORDER,
         })
     }
 }
@@ -274,6 +278,9 @@ impl Subject for Kernel {
         }
         messages.extend(self.messages.try_iter().map(Heard::Message));
         messages.extend(ends);
+        if !self.is_in_order {
+            messages.sort_by_key(Heard::place);
+        }
         Ok(messages)
     }
 }
