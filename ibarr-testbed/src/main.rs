@@ -129,6 +129,8 @@ enum BenchCommand {
         clients: usize,
         #[arg(long)]
         user: u32,
+        #[arg(long)]
+        asks: Option<usize>,
     },
 }
 
@@ -273,8 +275,8 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
         BenchCommand::AcmRate(how) => how.take(store, userns, bench::acm)?,
         BenchCommand::AcmEcho { socket } => bench::acm_echo::serve(&socket)?,
         BenchCommand::AcmPlain { socket } => match bench::acm_echo::plain(&socket)? {},
-        BenchCommand::AcmClients { socket, clients, user } => {
-            bench::acm_clients(&socket, clients, user)?;
+        BenchCommand::AcmClients { socket, clients, user, asks } => {
+            bench::acm_clients(&socket, clients, user, asks)?;
         }
         BenchCommand::Echo { port } => bench::echo::serve(port)?,
         BenchCommand::LsEcho => {
