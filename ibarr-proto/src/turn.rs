@@ -47,6 +47,8 @@ pub enum Handled {
     Changed,
     /// A caller asks: the cores may have outputs.
     Asked,
+    /// As many callers have asked as a turn has room for, and more may wait: the turn ends.
+    Full,
     /// The cores have no outputs: the server answers a peer's query at once, and counts it.
     Unchanged,
     /// The socket to the kernel is readable.
@@ -82,8 +84,8 @@ impl Default for Limits {
 }
 
 /// Takes a turn that begins with `first`; `is_due` if a core has a time-out that is due. Returns
-/// whether the kernel may have more requests: then other tasks of the thread run before the next
-/// turn.
+/// whether the kernel or a crowd may have more requests: then other tasks of the thread run before the
+/// next turn.
 pub fn take<T, I: Io<T>>(io: &mut I, limits: Limits, now: Instant, first: T, is_due: bool) -> bool {
     let (mut is_due, mut has_asked, mut asks_on) = (is_due, false, false);
     let mut next = Some(first);
@@ -92,6 +94,10 @@ pub fn take<T, I: Io<T>>(io: &mut I, limits: Limits, now: Instant, first: T, is_
         match io.handle(now, input) {
             Handled::Changed => is_due = true,
             Handled::Asked => has_asked = true,
+            Handled::Full => {
+                (has_asked, asks_on) = (true, true);
+                break;
+            }
             Handled::Unchanged => {}
             Handled::KernelAsks => {
                 has_asked = true;
@@ -207,6 +213,9 @@ mod tests {
         io = Recorder { messages: 1, inputs: vec![Handled::Asked], ..Recorder::default() };
         take(&mut io, Limits::default(), NOW, Handled::KernelAsks, false);
         assert_eq!(io.calls, "hrcehs", "requests make nothing due");
+        io = Recorder { inputs: vec![Handled::Asked; 3], ..Recorder::default() };
+        assert!(take(&mut io, Limits::default(), NOW, Handled::Full, false));
+        assert_eq!(io.calls, "hs", "no further input");
     }
 
     #[test]

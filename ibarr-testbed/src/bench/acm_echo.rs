@@ -7,16 +7,18 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fs::Permissions;
+use std::future::poll_fn;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use ibarr_user::sys::descriptors::raise_limit;
 use ibarr_user::sys::last_reply::LastReply;
-use ibarr_user::transport::acm::{Clients, Event, Listener, ReadResult, listen};
+use ibarr_user::transport::acm::{Clients, Event, Listener, Next, ReadResult, Ready, listen};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{MsgFlags, recv, send};
 use tokio::sync::mpsc;
@@ -35,27 +37,37 @@ pub fn serve(socket: &Path) -> Result<()> {
 
 async fn echo(listener: UnixListener) -> Result<()> {
     let (sender, mut events) = mpsc::channel(64);
-    let (ready_sender, mut ready) = mpsc::unbounded_channel();
-    let mut clients = Clients::new(sender.clone(), ready_sender, LastReply::alone()?);
-    let _listening = listen(Listener::inherited(listener.into())?, sender);
+    let ready = Ready::new()?;
+    let mut looks = ready.looks()?;
+    let mut clients = Clients::new(sender.clone(), Arc::clone(&ready), LastReply::alone()?);
+    let _listening = listen(Listener::inherited(listener.into())?, &ready, &sender)?;
     say_ready()?;
-    let mut buffer = [0; MAX_REQUEST_LEN];
+    let (mut buffer, mut found) = ([0; MAX_REQUEST_LEN], Vec::new());
     loop {
         tokio::select! {
-            Some(client) = ready.recv() => match clients.next(client, &mut buffer) {
-                ReadResult::Nothing | ReadResult::Part => {}
-                ReadResult::Message(bytes) => {
-                    let reply = bytes.to_vec();
-                    clients.reply(client, &reply);
+            () = poll_fn(|context| looks.poll(context)) => {
+                if clients.look(&mut found) {
+                    clients.look_again();
                 }
-                ReadResult::Gone => clients.close(client),
-            },
+            }
             event = events.recv() => match event {
-                Some(Event::Connected(stream, user)) => drop(clients.admit(stream, user)),
                 Some(Event::Taken(client)) => clients.taken(client),
                 Some(Event::NotTaken(client)) => clients.close(client),
-                Some(Event::Ready(_)) | None => bail!("no such event"),
+                Some(Event::Connected(..) | Event::Ready) | None => bail!("no such event"),
             },
+        }
+        for next in found.drain(..) {
+            match next {
+                Next::Connected(stream, user) => drop(clients.admit(stream, user, false)),
+                Next::Ready(client) => match clients.next(client, &mut buffer) {
+                    ReadResult::Nothing | ReadResult::Part => {}
+                    ReadResult::Message(bytes) => {
+                        let reply = bytes.to_vec();
+                        clients.reply(client, &reply);
+                    }
+                    ReadResult::Gone => clients.close(client),
+                },
+            }
         }
     }
 }

@@ -5,12 +5,14 @@
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
 use ibarr_proto::acm::{ClientId, Input, Output, Transmit};
 use ibarr_proto::node::{self, Node};
 use ibarr_proto::shares::User;
+use ibarr_proto::turn::Handled;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
@@ -20,13 +22,18 @@ use crate::config;
 use crate::process::{Systemd, Until};
 use crate::sys::last_reply::LastReply;
 use crate::sys::peer;
-use crate::transport::acm::{self, Clients, Event, Inherited, ReadResult};
+use crate::transport::acm::{self, Clients, Event, Inherited, Next, ReadResult, Ready};
 use crate::transport::names::{Named, Names};
 use crate::transport::rtnetlink::{Answer, RouteAnswer, Routes};
+
+/// How many clients are served in a turn, about: as many as it takes other inputs.
+const MOST: usize = 64;
 
 /// The clients, and the sockets where they connect.
 pub(super) struct Acm {
     clients: Clients,
+    /// What a look has found, empty between two turns.
+    found: Vec<Next>,
     /// The file of the last reply, until systemd has it.
     last_reply: Option<OwnedFd>,
     /// Connections of the last daemon, until they are in use.
@@ -45,7 +52,7 @@ impl Acm {
     pub(super) fn start(
         inherited: Inherited,
         events: mpsc::Sender<Event>,
-        ready: mpsc::UnboundedSender<ClientId>,
+        ready: Arc<Ready>,
         routes: Routes,
         names: Names,
         preloads: Preloads,
@@ -62,10 +69,20 @@ impl Acm {
                 }
             },
         };
-        let (sockets, served) = AcmSockets::start(listeners, events.clone())?;
+        let (sockets, served) = AcmSockets::start(listeners, Arc::clone(&ready), events.clone())?;
         let clients = Clients::new(events, ready, last);
-        let this =
-            Self { clients, last_reply, inherited, sockets, names, systemd, preloads, routes };
+        let found = Vec::new();
+        let this = Self {
+            clients,
+            found,
+            last_reply,
+            inherited,
+            sockets,
+            names,
+            systemd,
+            preloads,
+            routes,
+        };
         Ok((this, served))
     }
 
@@ -75,7 +92,7 @@ impl Acm {
             if self.clients.settle(&fd) {
                 // The engine serves no client yet, so this may block.
                 let user = peer::user(fd.as_fd());
-                self.admit(now, fd, user, node);
+                self.admit(now, fd, user, true, node);
             }
         }
         self.sockets.serve(config);
@@ -86,41 +103,85 @@ impl Acm {
         now: Instant,
         stream: OwnedFd,
         user: User,
+        is_shared: bool,
         node: &mut Node,
     ) -> Option<ClientId> {
-        let client = self.clients.admit(stream, user).ok()?;
+        let client = self.clients.admit(stream, user, is_shared).ok()?;
         tell(node, now, Input::Connected { client, user });
         Some(client)
     }
 
     /// With `is_ending`, new clients are left to the next daemon.
-    pub(super) fn handle(&mut self, now: Instant, event: Event, node: &mut Node, is_ending: bool) {
+    pub(super) fn handle(
+        &mut self,
+        now: Instant,
+        event: Event,
+        node: &mut Node,
+        is_ending: bool,
+    ) -> Handled {
         match event {
-            Event::Connected(stream, _) if is_ending && self.systemd.is_there() => {
-                self.systemd.keep(acm::CLIENT, stream, Until::HangUp);
-            }
-            Event::Connected(stream, user) => {
-                if let Some(client) = self.admit(now, stream, user, node)
-                    && let Some(copy) = self.clients.copy(client)
-                {
-                    // Before the first client that may get a reply.
-                    if let Some(file) = self.last_reply.take() {
-                        self.systemd.keep(acm::LAST_REPLY, file, Until::Stop);
-                    }
-                    self.systemd.keep(acm::CLIENT, copy, Until::HangUp);
-                }
-            }
-            Event::Ready(client) => match self.clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
-                ReadResult::Nothing => {}
-                ReadResult::Part => tell(node, now, Input::Part { client }),
-                ReadResult::Message(bytes) => tell(node, now, Input::Message { client, bytes }),
-                ReadResult::Gone => {
-                    self.clients.close(client);
-                    tell(node, now, Input::Gone { client });
-                }
-            },
+            Event::Ready => return self.serve(now, node, is_ending),
+            Event::Connected(stream, user) => self.connected(now, stream, user, node, is_ending),
             Event::Taken(client) => self.clients.taken(client),
             Event::NotTaken(client) => self.not_taken(now, client, node),
+        }
+        Handled::Asked
+    }
+
+    /// Serves those that are ready, as many as a turn has room for.
+    fn serve(&mut self, now: Instant, node: &mut Node, is_ending: bool) -> Handled {
+        let (mut served, mut found) = (0, mem::take(&mut self.found));
+        let mut is_more = true;
+        while is_more && served < MOST {
+            is_more = self.clients.look(&mut found);
+            served += found.len().max(1);
+            for next in found.drain(..) {
+                match next {
+                    Next::Connected(stream, user) => {
+                        self.connected(now, stream, user, node, is_ending);
+                    }
+                    Next::Ready(client) => self.read(now, client, node),
+                }
+            }
+        }
+        self.found = found;
+        if is_more {
+            self.clients.look_again();
+            return Handled::Full;
+        }
+        Handled::Asked
+    }
+
+    fn connected(
+        &mut self,
+        now: Instant,
+        stream: OwnedFd,
+        user: User,
+        node: &mut Node,
+        is_ending: bool,
+    ) {
+        if is_ending && self.systemd.is_there() {
+            self.systemd.keep(acm::CLIENT, vec![stream], Until::HangUp);
+        } else if let Some(client) = self.admit(now, stream, user, false, node)
+            && let Some(copy) = self.clients.copy(client)
+        {
+            // Before the first client that may get a reply.
+            if let Some(file) = self.last_reply.take() {
+                self.systemd.keep(acm::LAST_REPLY, vec![file], Until::Stop);
+            }
+            self.systemd.keep(acm::CLIENT, vec![copy], Until::HangUp);
+        }
+    }
+
+    fn read(&mut self, now: Instant, client: ClientId, node: &mut Node) {
+        match self.clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
+            ReadResult::Nothing => {}
+            ReadResult::Part => tell(node, now, Input::Part { client }),
+            ReadResult::Message(bytes) => tell(node, now, Input::Message { client, bytes }),
+            ReadResult::Gone => {
+                self.clients.close(client);
+                tell(node, now, Input::Gone { client });
+            }
         }
     }
 

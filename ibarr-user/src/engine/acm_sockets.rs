@@ -7,12 +7,14 @@ use std::io::{self, ErrorKind};
 use std::mem;
 use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
 use ibarr_common::Instant;
 use ibarr_proto::retry::Repair;
+use tokio::net::UnixListener;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
@@ -20,7 +22,7 @@ use tracing::{info, warn};
 use crate::causes::{Fault, fault};
 use crate::config::{self, Serve};
 use crate::sys::clock;
-use crate::transport::acm::{self, Event, Files, Listener, Listening, SocketFiles, listen};
+use crate::transport::acm::{self, Event, Files, Listener, Listening, Ready, SocketFiles, listen};
 use crate::transport::socket_file::{self, LOOK};
 
 /// How long the daemon waits at its end until the files are removed.
@@ -56,6 +58,7 @@ impl AcmSockets {
     /// If the thread cannot be started.
     pub(super) fn start(
         inherited: Vec<OwnedFd>,
+        ready: Arc<Ready>,
         events: mpsc::Sender<Event>,
     ) -> io::Result<(Self, mpsc::Receiver<SocketState>)> {
         let (orders, ordered) = channel();
@@ -65,7 +68,7 @@ impl AcmSockets {
         thread::Builder::new().name("acm".to_owned()).spawn(move || {
             let _context = runtime.enter();
             let _ending = ending;
-            let mut sockets = Sockets::new(inherited, events);
+            let mut sockets = Sockets::new(inherited, ready, events);
             loop {
                 let served = match sockets.next(&ordered) {
                     Ok(wanted) => Some(sockets.follow(clock::now(), wanted)),
@@ -134,6 +137,7 @@ impl Drop for AcmSockets {
 }
 
 struct Sockets {
+    ready: Arc<Ready>,
     events: mpsc::Sender<Event>,
     /// Why inherited sockets are not in use.
     refused: Vec<Fault>,
@@ -156,8 +160,9 @@ struct Sockets {
 
 impl Sockets {
     /// Listens at the inherited sockets.
-    fn new(inherited: Vec<OwnedFd>, events: mpsc::Sender<Event>) -> Self {
+    fn new(inherited: Vec<OwnedFd>, ready: Arc<Ready>, events: mpsc::Sender<Event>) -> Self {
         let mut this = Self {
+            ready,
             events,
             refused: Vec::new(),
             kept: Vec::new(),
@@ -171,12 +176,15 @@ impl Sockets {
             last: SocketState::default(),
         };
         for fd in inherited {
-            match Listener::inherited(fd) {
-                Ok(listener) => {
-                    let port = listener.port();
+            let opened = Listener::inherited(fd).and_then(|listener| {
+                let port = listener.port();
+                Ok((port, listen(listener, &this.ready, &this.events)?))
+            });
+            match opened {
+                Ok((port, listening)) => {
                     this.inherited_port = this.inherited_port.or(port);
                     this.has_inherited_socket |= port.is_none();
-                    this.kept.push(listen(listener, this.events.clone()));
+                    this.kept.push(listening);
                 }
                 Err(error) => this.refused.push(fault!("an inherited socket: {error}")),
             }
@@ -259,18 +267,23 @@ impl Sockets {
         }
         let advice = "ibarr-acm.socket makes it for the daemon, and ibacm must not run";
         let why_not = |error: socket_file::Error| fault!("{}; {advice}", Fault::from(error));
-        let listening = |at| listen(Listener::Unix(at), self.events.clone());
+        let listening = |at: UnixListener| {
+            let listener = at.into_std().map(Listener::Unix);
+            listener.and_then(|it| listen(it, &self.ready, &self.events)).map_err(|error| {
+                fault!("{}: cannot be watched: {error}; {advice}", self.served.socket.display())
+            })
+        };
         let (made, accepting) = match &mut self.made {
             Some(made) => made,
             none => {
                 let made = SocketFiles::bind(&self.served.socket).map_err(why_not)?;
                 let at = made.file.listen().map_err(why_not)?;
-                none.insert((made, listening(at)))
+                none.insert((made, listening(at)?))
             }
         };
         if let Some(again) = made.file.look(now).map_err(why_not)? {
             self.last.made_again = true;
-            *accepting = listening(again);
+            *accepting = listening(again)?;
         }
         let shown = made.link.show(now, self.served.serve == Serve::Full);
         shown.map_err(|error| fault!("{error}; {advice}"))
@@ -287,7 +300,9 @@ impl Sockets {
             let remedy = if is_taken { stop.as_str() } else { "" };
             fault!("TCP port {port} of 127.0.0.1: {error}; {remedy}choose another tcp-port")
         })?;
-        self.tcp = Some((port, listen(listener, self.events.clone())));
+        let listening = listen(listener, &self.ready, &self.events);
+        let listening = listening.map_err(|error| fault!("TCP port {port}: {error}"))?;
+        self.tcp = Some((port, listening));
         Ok(())
     }
 

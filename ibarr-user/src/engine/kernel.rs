@@ -107,7 +107,7 @@ impl Kernel {
     /// refuse its callers at once (`ib_nl_fetch_ha`).
     fn keep(&self) {
         match self.socket.copy() {
-            Some(Ok(copy)) => self.systemd.keep(NAME, copy, Until::Stop),
+            Some(Ok(copy)) => self.systemd.keep(NAME, vec![copy], Until::Stop),
             Some(Err(error)) => {
                 error!(%error, "local service: the socket cannot be kept for the next daemon");
             }

@@ -34,7 +34,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{self, StreamExt as _};
+use futures_util::stream;
 use ibarr_common::Instant;
 use ibarr_proto::local_view;
 use ibarr_proto::node::{self, Node, Output};
@@ -158,9 +158,11 @@ impl Engine {
         inputs.add(incoming, Input::Incoming);
         let (acm_sender, clients) = mpsc::channel(transport::ACM_EVENTS);
         inputs.add(clients, Input::Acm);
-        let (ready_sender, mut ready) = mpsc::unbounded_channel();
-        let ready = stream::poll_fn(move |context| ready.poll_recv(context));
-        inputs.add_stream(ready.map(|client| Input::Acm(transport_acm::Event::Ready(client))));
+        let ready = transport_acm::Ready::new()?;
+        let mut looks = ready.looks()?;
+        inputs.add_stream(stream::poll_fn(move |context| {
+            looks.poll(context).map(|()| Some(Input::Acm(transport_acm::Event::Ready)))
+        }));
         let (sources, answers) = rtnetlink::Routes::start(Arc::clone(&counters))?;
         inputs.add(answers, Input::Source);
         let (names, answers) = Names::new(setup.resolve);
@@ -168,15 +170,8 @@ impl Engine {
         let (preloaded, files) = mpsc::channel(1);
         inputs.add(files, |loaded| Input::Preloaded(Box::new(loaded)));
         let preloads = Preloads::new(preloaded);
-        let (acm, served) = Acm::start(
-            acm,
-            acm_sender,
-            ready_sender,
-            sources,
-            names,
-            preloads,
-            service.systemd.clone(),
-        )?;
+        let (acm, served) =
+            Acm::start(acm, acm_sender, ready, sources, names, preloads, service.systemd.clone())?;
         inputs.add(served, Input::AcmServed);
         let udp_port = config.client.settings().udp_port;
         let now = clock::now();
@@ -348,7 +343,6 @@ impl Io<Input> for Engine {
 
     fn handle(&mut self, now: Instant, input: Input) -> Handled {
         let Self { node, kernel, acm, service, .. } = self;
-        let handled = if let Input::Acm(_) = input { Handled::Asked } else { Handled::Changed };
         match input {
             Input::View(input) => {
                 // A link that appears or disappears may belong to a port.
@@ -378,7 +372,7 @@ impl Io<Input> for Engine {
             Input::Nudged(outcome) => kernel.handle_nudged(now, outcome, node),
             Input::Responder(progress) => self.responder.handle_progress(now, progress, node),
             Input::Packets(packets) => self.users.tracers.add_packets(&packets, node),
-            Input::Acm(event) => acm.handle(now, event, node, service.ends_at.is_some()),
+            Input::Acm(event) => return acm.handle(now, event, node, service.ends_at.is_some()),
             Input::AcmServed(served) => {
                 if served.made_again {
                     service.control.counters.count(transport::Counter::FileMadeAgain);
@@ -396,7 +390,7 @@ impl Io<Input> for Engine {
             Input::Command(Command::End) => self.end(now),
             Input::Timeout => {}
         }
-        handled
+        Handled::Changed
     }
 
     fn read_kernel(&mut self, now: Instant) -> Read {

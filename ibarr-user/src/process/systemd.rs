@@ -16,7 +16,7 @@ use tracing::warn;
 
 use super::watchdog::Watchdog;
 
-/// Messages that wait for systemd, besides those in its socket: as many programs may connect at once.
+/// Messages that wait for systemd, besides those in its socket.
 const DEPTH: usize = 1024;
 /// How long the daemon waits at its end until systemd has received the messages.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 struct Message {
     states: Vec<NotifyState<'static>>,
     status: Option<String>,
-    descriptor: Option<OwnedFd>,
+    descriptors: Vec<OwnedFd>,
 }
 
 /// How long systemd keeps a descriptor.
@@ -66,10 +66,11 @@ impl Systemd {
             for message in to_tell {
                 let mut states = message.states;
                 states.extend(message.status.as_deref().map(NotifyState::Status));
-                let descriptor = message.descriptor.as_ref().map(AsFd::as_fd);
-                let sent = match descriptor {
-                    Some(descriptor) => sd_notify::notify_with_fds(&states, &[descriptor]),
-                    None => sd_notify::notify(&states),
+                let descriptors: Vec<_> = message.descriptors.iter().map(AsFd::as_fd).collect();
+                let sent = if descriptors.is_empty() {
+                    sd_notify::notify(&states)
+                } else {
+                    sd_notify::notify_with_fds(&states, &descriptors)
                 };
                 if let Err(error) = sent {
                     warn!(%error, "cannot notify systemd");
@@ -79,6 +80,7 @@ impl Systemd {
         let is_there = env::var_os("NOTIFY_SOCKET").is_some();
         Ok((Self { messages, watchdog: Watchdog::of_this_process(now), is_there }, told))
     }
+
 
     /// Whether systemd, or another service manager, has started the process: it may start the next one.
     pub(crate) fn is_there(&self) -> bool {
@@ -98,23 +100,23 @@ impl Systemd {
     /// The daemon is ready, or a reload has ended, and what its state is in words.
     pub(crate) fn ready(&self, status: String) {
         let ready = vec![NotifyState::Ready];
-        self.send(Message { states: ready, status: Some(status), descriptor: None });
+        self.send(Message { states: ready, status: Some(status), descriptors: Vec::new() });
     }
 
     /// Feeds the watchdog, and shows the state of the engine in words.
     pub(crate) fn feed_watchdog(&self, status: String) {
         let watchdog = vec![NotifyState::Watchdog];
-        self.send(Message { states: watchdog, status: Some(status), descriptor: None });
+        self.send(Message { states: watchdog, status: Some(status), descriptors: Vec::new() });
     }
 
-    /// Makes systemd hold a descriptor for the next daemon, which inherits it as `name`. systemd closes it
-    /// when the service is stopped; with [`Until::HangUp`] also when the other end has closed the connection.
-    pub(crate) fn keep(&self, name: &'static str, descriptor: OwnedFd, until: Until) {
+    /// Makes systemd hold descriptors for the next daemon, which inherits them as `name`. systemd closes them when the
+    /// service is stopped; with [`Until::HangUp`] also when the other end has closed the connection.
+    pub(crate) fn keep(&self, name: &'static str, descriptors: Vec<OwnedFd>, until: Until) {
         let mut states = vec![NotifyState::FdStore, NotifyState::FdName(name)];
         if until == Until::Stop {
             states.push(NotifyState::Custom("FDPOLL=0"));
         }
-        self.send(Message { states, status: None, descriptor: Some(descriptor) });
+        self.send(Message { states, status: None, descriptors });
     }
 
     /// For `Type=notify-reload` (systemd.service(5)).
@@ -134,7 +136,7 @@ impl Systemd {
     }
 
     fn tell(&self, states: Vec<NotifyState<'static>>) {
-        self.send(Message { states, status: None, descriptor: None });
+        self.send(Message { states, status: None, descriptors: Vec::new() });
     }
 
     fn send(&self, message: Message) {

@@ -23,8 +23,8 @@
 //! | what BPF programs report | thread → engine | 2 batches | the thread waits; the ring of the programs fills, and reports are lost and counted |
 //! | requests of users | control connections and the server of metrics → engine | [`ASKS`]: one per connection | the connection waits |
 //! | events of a trace | engine → control connection | [`MAX_EVENTS`](crate::control::messages::Request::MAX_EVENTS) | lost, and counted in the next one |
-//! | clients of ACM: new ones, and late replies | tasks → engine | [`ACM_EVENTS`] | the connection waits |
-//! | clients of ACM that have sent something | the runtime → engine | each client once | |
+//! | clients of ACM: new ones at a TCP port, and late replies | tasks → engine | [`ACM_EVENTS`] | the connection waits |
+//! | clients of ACM that connect or have sent something | none: the engine reads an epoll instance (`acm/ready.rs`) | | they wait in the kernel |
 //! | orders for the sockets of ACM, what became of them | engine ↔ thread | 1 each: there is one order at a time | |
 //! | addresses of names | threads of the resolver → engine | [`NAMES`] | the threads wait |
 //! | preloaded files | thread → engine | 1: there is one such thread | |

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use ibarr_common::Instant;
 use ibarr_proto::retry::Repair;
 use nix::sys::socket::{AddressFamily, SockaddrLike as _, SockaddrStorage, getsockname};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 
 use crate::transport::socket_file::{self, SocketFile};
 
@@ -25,7 +25,7 @@ pub const FOR_LIBRDMACM: &str = "ibacm.sock";
 #[derive(Debug)]
 #[expect(missing_docs, reason = "its variants are named for what they are")]
 pub enum Listener {
-    Unix(UnixListener),
+    Unix(StdUnixListener),
     /// A port of 127.0.0.1 or ::1.
     Tcp(TcpListener),
 }
@@ -42,7 +42,7 @@ impl Listener {
         }
         let listener = StdUnixListener::from(fd);
         listener.set_nonblocking(true)?;
-        UnixListener::from_std(listener).map(Self::Unix)
+        Ok(Self::Unix(listener))
     }
 
     /// Listens at a port of 127.0.0.1. Connections of an earlier daemon to this port do not matter
@@ -64,19 +64,6 @@ impl Listener {
         match self {
             Self::Unix(_) => None,
             Self::Tcp(listener) => NonZeroU16::new(listener.local_addr().ok()?.port()),
-        }
-    }
-
-    /// Waits for a client. Its socket is non-blocking, and does not belong to the runtime.
-    pub(super) async fn accept(&self) -> io::Result<OwnedFd> {
-        match self {
-            Self::Unix(listener) => Ok(listener.accept().await?.0.into_std()?.into()),
-            Self::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
-                // The end of a long reply does not wait until its start is acknowledged.
-                stream.set_nodelay(true)?;
-                Ok(stream.into_std()?.into())
-            }
         }
     }
 }

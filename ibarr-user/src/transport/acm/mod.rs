@@ -10,13 +10,12 @@
 mod inherited;
 mod listening;
 mod ports;
+mod ready;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use ibarr_common::wire::acm::{MAX_REQUEST_LEN, length};
@@ -24,12 +23,13 @@ use ibarr_proto::acm::ClientId;
 use ibarr_proto::places::{Places, Room};
 use ibarr_proto::shares::User;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{MsgFlags, Shutdown, getsockopt, recv, send, setsockopt, shutdown, sockopt};
 use nix::sys::stat::fstat;
 use nix::sys::time::{TimeVal, TimeValLike as _};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
@@ -38,6 +38,8 @@ use tracing::debug;
 pub use self::inherited::{CLIENT, Inherited, LAST_REPLY, NAME};
 pub use self::listening::{FOR_LIBRDMACM, Listener, SocketFiles};
 pub(crate) use self::ports::{Files, remove_stale};
+use self::ready::{BATCH, Found};
+pub use self::ready::{Looks, Open, Ready};
 use crate::sys::fd;
 use crate::sys::last_reply::{LastReply, NextStep};
 use crate::sys::peer;
@@ -54,10 +56,10 @@ const WAITING: Room = Room { all: 64, of_user: 16 };
 /// An input of the engine.
 #[derive(Debug)]
 pub enum Event {
-    /// A client has connected.
+    /// A client has connected, at a TCP port.
     Connected(OwnedFd, User),
-    /// A client has sent bytes, or closes its connection; see [`Clients::next`].
-    Ready(ClientId),
+    /// Clients connect, or have sent bytes, or close their connections; see [`Clients::look`].
+    Ready,
     /// A client has read the reply for which its socket had no room, see [`Clients::taken`].
     Taken(ClientId),
     /// It has not.
@@ -77,14 +79,24 @@ pub enum ReadResult<'a> {
     Gone,
 }
 
-/// The connected clients. No task waits for one: thousands are idle, and each costs an entry of a table. The
-/// runtime's own epoll instance tells which of them are ready.
+/// What a look has found.
+#[derive(Debug)]
+pub enum Next {
+    /// A client has connected.
+    Connected(OwnedFd, User),
+    /// A client has sent bytes, or closes its connection; see [`Clients::next`].
+    Ready(ClientId),
+}
+
+/// The connected clients. No task waits for one: thousands are idle, and each costs an entry of a table.
 #[derive(Debug)]
 pub struct Clients {
     events: mpsc::Sender<Event>,
     by_id: BTreeMap<ClientId, Client>,
     next: u64,
-    ready: mpsc::UnboundedSender<ClientId>,
+    ready: Arc<Ready>,
+    /// Clients that have sent more than one request.
+    again: VecDeque<ClientId>,
     last: LastReply,
     /// Those that have no room for their reply.
     full: Places<ClientId>,
@@ -93,9 +105,17 @@ pub struct Clients {
 
 /// A socket where clients are accepted, until this is dropped.
 #[derive(Debug)]
-pub struct Listening(AbortHandle);
+#[expect(missing_docs, reason = "its variants are named for what they are")]
+pub enum Listening {
+    Unix(Open),
+    Tcp(Accepting),
+}
 
-impl Drop for Listening {
+/// A task that accepts clients, until this is dropped.
+#[derive(Debug)]
+pub struct Accepting(AbortHandle);
+
+impl Drop for Accepting {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -103,13 +123,18 @@ impl Drop for Listening {
 
 #[derive(Debug)]
 struct Client {
-    stream: AsyncFd<OwnedFd>,
+    stream: OwnedFd,
     user: User,
     /// Of the socket.
     inode: u64,
-    tells: Arc<Tells>,
     /// The message whose reply is due, or is being written.
     asked: Option<Unanswered>,
+    /// It sends no more.
+    is_over: bool,
+    /// Both directions are closed, so no reply can be read.
+    is_gone: bool,
+    /// systemd or a task has the connection, too.
+    is_shared: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -119,61 +144,42 @@ struct Unanswered {
     is_more: bool,
 }
 
-/// Tells the engine that a client is ready. It waits in the channel at most once, so the clients bound the channel.
-#[derive(Debug)]
-struct Tells {
-    client: ClientId,
-    ready: mpsc::UnboundedSender<ClientId>,
-    has_told: AtomicBool,
-}
-
-impl Wake for Tells {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if !self.has_told.swap(true, Ordering::Relaxed) {
-            // The engine may have ended.
-            let _ = self.ready.send(self.client);
-        }
-    }
-}
-
-impl Client {
-    /// Has the runtime tell of the next bytes. Returns whether none follow those that are there.
-    fn watch(&self) -> bool {
-        self.tells.has_told.store(false, Ordering::Relaxed);
-        let waker = Waker::from(Arc::clone(&self.tells));
-        let mut context = Context::from_waker(&waker);
-        while let Poll::Ready(Ok(mut guard)) = self.stream.poll_read_ready(&mut context) {
-            if guard.ready().is_read_closed() {
-                return true;
-            }
-            guard.clear_ready();
-        }
-        false
-    }
-
-    /// Both directions are closed, so no reply can be read.
-    fn is_gone(&self) -> bool {
-        let mut fds = [PollFd::new(self.stream.as_fd(), PollFlags::empty())];
-        let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
-        poll(&mut fds, PollTimeout::ZERO).is_err()
-            || fds[0].revents().is_some_and(|there| there.intersects(gone))
-    }
-}
-
 impl Clients {
-    /// Without clients. Those that have sent bytes go to `ready`, what else they do to `events`.
-    pub fn new(
-        events: mpsc::Sender<Event>,
-        ready: mpsc::UnboundedSender<ClientId>,
-        last: LastReply,
-    ) -> Self {
+    /// Without clients. Late replies go to `events`.
+    pub fn new(events: mpsc::Sender<Event>, ready: Arc<Ready>, last: LastReply) -> Self {
         let full = Places::new(WAITING);
-        let by_id = BTreeMap::new();
-        Self { events, by_id, next: 0, ready, last, full, reading: READING }
+        let (by_id, again) = (BTreeMap::new(), VecDeque::new());
+        Self { events, by_id, next: 0, ready, again, last, full, reading: READING }
+    }
+
+    /// Finds some of those that connect or have sent something, in the order in which they are to be served: before
+    /// another one is let in, and before the next look. Returns whether there may be more.
+    pub fn look(&mut self, found: &mut Vec<Next>) -> bool {
+        let again = self.again.drain(..self.again.len().min(BATCH));
+        found.extend(again.map(Next::Ready));
+        let by_id = &mut self.by_id;
+        let is_more = self.ready.look(|each| match each {
+            Found::Client(id, flags) => {
+                let (over, gone) = (EpollFlags::EPOLLRDHUP, EpollFlags::EPOLLHUP);
+                if flags.intersects(over | gone | EpollFlags::EPOLLERR)
+                    && let Some(client) = by_id.get_mut(&id)
+                {
+                    client.is_over = true;
+                    client.is_gone = flags.intersects(gone | EpollFlags::EPOLLERR);
+                }
+                found.push(Next::Ready(id));
+            }
+            Found::Connection(stream) => {
+                let user = peer::user(stream.as_fd());
+                found.push(Next::Connected(stream, user));
+            }
+        });
+        is_more || !self.again.is_empty()
+    }
+
+    /// Has the engine look again.
+    pub fn look_again(&self) {
+        self.ready.look_again();
     }
 
     /// Ends what a killed daemon has begun for its client. Returns whether that can go on; otherwise it is closed.
@@ -191,28 +197,27 @@ impl Clients {
         can_go_on
     }
 
-    /// Waits for a new client's messages.
+    /// Waits for a new client's messages. `is_shared` if systemd has the connection, too.
     ///
     /// # Errors
-    /// If the runtime cannot watch it.
-    pub fn admit(&mut self, stream: OwnedFd, user: User) -> io::Result<ClientId> {
+    /// If the kernel cannot watch it.
+    pub fn admit(&mut self, stream: OwnedFd, user: User, is_shared: bool) -> io::Result<ClientId> {
         let inode = fstat(&stream)?.st_ino;
         let id = ClientId(self.next);
+        self.ready.add(id, &stream)?;
         self.next += 1;
-        let stream = fd::watch(stream, Interest::READABLE)?;
-        let ready = self.ready.clone();
-        let tells = Arc::new(Tells { client: id, ready, has_told: AtomicBool::new(false) });
-        let client = Client { stream, user, inode, tells, asked: None };
-        if client.watch() {
-            client.tells.wake_by_ref();
-        }
+        let (is_over, is_gone, asked) = (false, false, None);
+        let client = Client { stream, user, inode, asked, is_over, is_gone, is_shared };
         self.by_id.insert(id, client);
         Ok(id)
     }
 
     /// A second descriptor of a connection, for the next daemon.
-    pub fn copy(&self, client: ClientId) -> Option<OwnedFd> {
-        self.by_id.get(&client)?.stream.get_ref().try_clone().ok()
+    pub fn copy(&mut self, client: ClientId) -> Option<OwnedFd> {
+        let client = self.by_id.get_mut(&client)?;
+        let copy = client.stream.try_clone().ok()?;
+        client.is_shared = true;
+        Some(copy)
     }
 
     /// The next message of a client, whose reply is due then.
@@ -222,9 +227,7 @@ impl Clients {
         buffer: &'a mut [u8; MAX_REQUEST_LEN],
     ) -> ReadResult<'a> {
         let Some(client) = self.by_id.get_mut(&id) else { return ReadResult::Nothing };
-        // First, because the runtime tells only of bytes that come later.
-        let is_over = client.watch();
-        if is_over && client.is_gone() {
+        if client.is_gone {
             return ReadResult::Gone;
         }
         if let Some(asked) = &mut client.asked {
@@ -239,10 +242,12 @@ impl Clients {
         };
         let len = match length(there) {
             Ok(Some(len)) if len <= there.len() => len,
-            Ok(_) => return if is_over { ReadResult::Gone } else { ReadResult::Part },
+            Ok(_) => return if client.is_over { ReadResult::Gone } else { ReadResult::Part },
             Err(_) => there.len(),
         };
-        client.asked = Some(Unanswered { len, is_more: is_over || there.len() > len });
+        // The kernel tells only of bytes that come later.
+        let is_more = client.is_over || there.len() > len || there.len() == MAX_REQUEST_LEN;
+        client.asked = Some(Unanswered { len, is_more });
         ReadResult::Message(there.get(..len).unwrap_or_default())
     }
 
@@ -251,7 +256,7 @@ impl Clients {
     pub fn reply(&mut self, id: ClientId, bytes: &[u8]) -> bool {
         let Some(client) = self.by_id.get_mut(&id) else { return true };
         let Some(Unanswered { len, is_more }) = client.asked.take() else { return true };
-        let stream = client.stream.get_ref();
+        let stream = &client.stream;
         let sent = match self.last.send(stream.as_fd(), client.inode, len, bytes) {
             Ok(sent) => sent,
             Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
@@ -267,19 +272,25 @@ impl Clients {
             return self.write_later(id, rest).is_some();
         }
         if is_more {
-            client.tells.wake_by_ref();
+            self.read_again(id);
         }
         true
+    }
+
+    fn read_again(&mut self, id: ClientId) {
+        self.again.push_back(id);
+        self.ready.look_again();
     }
 
     /// `None` if there is no room for it.
     fn write_later(&mut self, id: ClientId, rest: &[u8]) -> Option<()> {
         let client = self.by_id.get_mut(&id)?;
-        let stream = client.stream.get_ref().try_clone().ok()?;
+        let stream = client.stream.try_clone().ok()?;
         let stream = fd::watch(stream, Interest::WRITABLE).ok()?;
+        client.is_shared = true;
         client.asked = Some(Unanswered { len: 0, is_more: true });
         if let Some(gone) = self.full.take(client.user, id).ok()? {
-            self.by_id.get(&gone).inspect(|gone| hang_up(gone.stream.get_ref()));
+            self.by_id.get(&gone).inspect(|gone| hang_up(&gone.stream));
         }
         let (events, reading, rest) = (self.events.clone(), self.reading, rest.to_vec());
         tokio::spawn(async move {
@@ -297,8 +308,8 @@ impl Clients {
         self.full.leave(id);
         if let Some(client) = self.by_id.get_mut(&id) {
             client.asked = None;
-            mark_half_a_reply(client.stream.get_ref(), false);
-            client.tells.wake_by_ref();
+            mark_half_a_reply(&client.stream, false);
+            self.read_again(id);
         }
     }
 
@@ -310,8 +321,9 @@ impl Clients {
     /// Closes the connection.
     pub fn close(&mut self, client: ClientId) {
         self.full.leave(client);
-        if let Some(Client { stream, .. }) = self.by_id.remove(&client) {
-            hang_up(stream.get_ref());
+        if let Some(Client { stream, is_shared: true, .. }) = self.by_id.remove(&client) {
+            hang_up(&stream);
+            self.ready.remove(&stream);
         }
     }
 }
@@ -323,8 +335,21 @@ fn hang_up(stream: &OwnedFd) {
 }
 
 /// Accepts connections. Must be called within a runtime.
-pub fn listen(listener: Listener, events: mpsc::Sender<Event>) -> Listening {
-    Listening(tokio::spawn(accept(listener, events)).abort_handle())
+///
+/// # Errors
+/// If the kernel cannot watch the socket.
+pub fn listen(
+    listener: Listener,
+    ready: &Arc<Ready>,
+    events: &mpsc::Sender<Event>,
+) -> io::Result<Listening> {
+    match listener {
+        Listener::Unix(listener) => ready.open(listener).map(Listening::Unix),
+        Listener::Tcp(listener) => {
+            let task = tokio::spawn(accept(listener, events.clone()));
+            Ok(Listening::Tcp(Accepting(task.abort_handle())))
+        }
+    }
 }
 
 /// Notes at a socket that its client has a part of a reply. The time-out for sending has no other meaning there,
@@ -337,19 +362,18 @@ fn has_half_a_reply(stream: &OwnedFd) -> bool {
     getsockopt(stream, sockopt::SendTimeout).is_ok_and(|time| time.num_seconds() != 0)
 }
 
-async fn accept(listener: Listener, events: mpsc::Sender<Event>) {
+/// A task, because it may block to find the user. Meanwhile the engine serves clients that wait.
+async fn accept(listener: TcpListener, events: mpsc::Sender<Event>) {
     loop {
-        match listener.accept().await {
+        let accepted = listener.accept().await.and_then(|(stream, _)| {
+            // The end of a long reply does not wait until its start is acknowledged.
+            stream.set_nodelay(true)?;
+            Ok(OwnedFd::from(stream.into_std()?))
+        });
+        match accepted {
             Ok(stream) => {
-                let find = |stream: OwnedFd| (peer::user(stream.as_fd()), stream);
-                let (user, stream) = match listener.port() {
-                    None => find(stream),
-                    // It may block.
-                    Some(_) => match spawn_blocking(move || find(stream)).await {
-                        Ok(found) => found,
-                        Err(_) => continue,
-                    },
-                };
+                let find = move || (peer::user(stream.as_fd()), stream);
+                let Ok((user, stream)) = spawn_blocking(find).await else { continue };
                 if events.send(Event::Connected(stream, user)).await.is_err() {
                     return;
                 }
@@ -374,10 +398,12 @@ async fn write(stream: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::io::{Read as _, Write as _};
-    use std::os::unix::net::UnixStream as StdUnixStream;
+    use std::os::unix::net::{UnixListener, UnixStream as StdUnixStream};
 
     use super::*;
+    use crate::tests::ShortDir;
 
     const USER: User = User(1);
 
@@ -395,25 +421,45 @@ mod tests {
 
     struct Events {
         others: mpsc::Receiver<Event>,
-        ready: mpsc::UnboundedReceiver<ClientId>,
+        looks: Looks,
+        found: VecDeque<Next>,
     }
 
     fn clients() -> (Clients, Events) {
         let (events, others) = mpsc::channel(8);
-        let (sender, ready) = mpsc::unbounded_channel();
-        let last = LastReply::alone().unwrap();
-        (Clients::new(events, sender, last), Events { others, ready })
+        let ready = Ready::new().unwrap();
+        let looks = ready.looks().unwrap();
+        let clients = Clients::new(events, ready, LastReply::alone().unwrap());
+        (clients, Events { others, looks, found: VecDeque::new() })
+    }
+
+    fn look(clients: &mut Clients, events: &mut Events) {
+        let mut found = Vec::new();
+        if clients.look(&mut found) {
+            clients.look_again();
+        }
+        events.found.extend(found);
+    }
+
+    /// The message of the next client that is ready, and the length of that.
+    fn read(clients: &mut Clients, events: &mut Events) -> Option<(ClientId, usize)> {
+        let Next::Ready(client) = events.found.pop_front()? else { return None };
+        match clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
+            ReadResult::Message(bytes) => Some((client, bytes.len())),
+            _ => None,
+        }
     }
 
     /// The next client with a message, and the length of that.
     async fn next(clients: &mut Clients, events: &mut Events) -> (ClientId, usize) {
         loop {
-            tokio::select! {
-                Some(client) = events.ready.recv() => {
-                    if let ReadResult::Message(bytes) = clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
-                        return (client, bytes.len());
-                    }
+            while !events.found.is_empty() {
+                if let Some(next) = read(clients, events) {
+                    return next;
                 }
+            }
+            tokio::select! {
+                () = poll_fn(|context| events.looks.poll(context)) => look(clients, events),
                 event = events.others.recv() => match event {
                     Some(Event::Taken(client)) => clients.taken(client),
                     other => panic!("{other:?}"),
@@ -422,31 +468,80 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn client_that_is_ready_waits_in_the_queue_once() {
-        let (mut clients, mut received) = clients();
-        let (here, mut there) = connection();
-        clients.admit(here, USER).unwrap();
-        there.write_all(&REQUEST).unwrap();
-        let (client, _) = next(&mut clients, &mut received).await;
-        assert!(clients.reply(client, &[9; 16]));
-        there.write_all(&REQUEST).unwrap();
-        while received.ready.is_empty() {
-            tokio::task::yield_now().await;
+    /// Looks until nothing is ready, lets clients in and answers them. Returns the order: `c` for a connection that is
+    /// let in, `a` for an answer.
+    fn serve(clients: &mut Clients, mut answered: impl FnMut(ClientId)) -> String {
+        let (mut found, mut order) = (Vec::new(), String::new());
+        let mut buffer = [0; MAX_REQUEST_LEN];
+        while clients.look(&mut found) || !found.is_empty() {
+            for next in found.drain(..) {
+                match next {
+                    Next::Connected(stream, user) => {
+                        clients.admit(stream, user, false).unwrap();
+                        order.push('c');
+                    }
+                    Next::Ready(client) => {
+                        let next = clients.next(client, &mut buffer);
+                        assert!(matches!(next, ReadResult::Message(_)), "{next:?}");
+                        assert!(clients.reply(client, &[9; 16]));
+                        order.push('a');
+                        answered(client);
+                    }
+                }
+            }
         }
-        (0..3).for_each(|_| clients.taken(client));
-        assert_eq!(received.ready.len(), 1);
-        // It is told of again after that.
-        next(&mut clients, &mut received).await;
-        clients.taken(client);
-        assert_eq!(received.ready.len(), 1);
+        order
+    }
+
+    #[tokio::test]
+    async fn client_that_waits_is_served_before_the_next_is_let_in() {
+        let dir = ShortDir::new();
+        let path = dir.path().join("acm");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let (mut clients, _received) = clients();
+        let open = clients.ready.open(listener).unwrap();
+        let visit = || {
+            let mut stream = StdUnixStream::connect(&path).unwrap();
+            stream.write_all(&REQUEST).unwrap();
+            stream
+        };
+        let mut visitors: Vec<_> = (0..200).map(|_| visit()).collect();
+        assert_eq!(serve(&mut clients, |_| {}), "ca".repeat(200));
+        // One more is let in among clients that ask again and again.
+        let newcomer = visit();
+        for visitor in &mut visitors {
+            visitor.write_all(&REQUEST).unwrap();
+        }
+        let mut answers = 0;
+        let order = serve(&mut clients, |client| {
+            answers += 1;
+            if let Some(visitor) = visitors.get_mut(usize::try_from(client.0).unwrap())
+                && answers < 2000
+            {
+                visitor.write_all(&REQUEST).unwrap();
+            }
+        });
+        assert!(order.find('c').unwrap() <= 200 + BATCH, "{order}");
+        // Nobody is let in any more.
+        drop((open, newcomer));
+        assert!(StdUnixStream::connect(&path).is_err());
+    }
+
+    #[tokio::test]
+    async fn requests_that_were_sent_together_are_answered_one_by_one() {
+        let (mut clients, _received) = clients();
+        let (here, mut there) = connection();
+        clients.admit(here, USER, false).unwrap();
+        there.write_all(&REQUEST.repeat(100)).unwrap();
+        assert_eq!(serve(&mut clients, |_| {}), "a".repeat(100));
     }
 
     #[tokio::test]
     async fn longest_reply_is_one_write_into_a_socket_of_the_usual_size() {
         let (mut clients, mut received) = clients();
         let (here, mut there) = connection();
-        clients.admit(here, USER).unwrap();
+        clients.admit(here, USER, false).unwrap();
         for _ in 0..3 {
             there.write_all(&REQUEST).unwrap();
             let (client, _) = next(&mut clients, &mut received).await;
@@ -462,14 +557,14 @@ mod tests {
         let (mut clients, mut received) = clients();
         let (small, mut slow) = connection();
         setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
-        clients.admit(small, USER).unwrap();
+        clients.admit(small, USER, false).unwrap();
         slow.write_all(&REQUEST).unwrap();
         let (client, _) = next(&mut clients, &mut received).await;
         let reply: Vec<_> = (0..LONGEST).map(|at| u8::try_from(at % 251).unwrap()).collect();
         assert!(clients.reply(client, &reply));
         assert_eq!(clients.full.taken(), 1, "a rest waits");
         let (here, mut other) = connection();
-        clients.admit(here, USER).unwrap();
+        clients.admit(here, USER, false).unwrap();
         other.write_all(&REQUEST).unwrap();
         let (client, _) = next(&mut clients, &mut received).await;
         assert!(clients.reply(client, &[9; 16]));
@@ -493,7 +588,7 @@ mod tests {
         let (small, mut slow) = connection();
         setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
         let copies = [(); 2].map(|()| small.try_clone().unwrap());
-        clients.admit(small, USER).unwrap();
+        clients.admit(small, USER, false).unwrap();
         slow.write_all(&REQUEST).unwrap();
         let (client, _) = next(&mut clients, &mut received).await;
         assert!(clients.settle(&copies[0]), "nothing was written yet");
@@ -523,17 +618,18 @@ mod tests {
             for _ in 0..WAITING.of_user + 2 {
                 let (small, mut slow) = connection();
                 setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
-                clients.admit(small, User(user)).unwrap();
+                clients.admit(small, User(user), false).unwrap();
                 slow.write_all(&REQUEST).unwrap();
                 // Those that have given way are ready, too.
                 let client = loop {
-                    let client = received.ready.recv().await.unwrap();
-                    if let ReadResult::Message(_) = clients.next(client, &mut [0; MAX_REQUEST_LEN])
-                    {
-                        break client;
+                    match read(&mut clients, &mut received) {
+                        Some((client, _)) => break client,
+                        None => look(&mut clients, &mut received),
                     }
                 };
                 let has_room = clients.reply(client, &vec![7; LONGEST]);
+                // The tasks begin to write in this order.
+                tokio::task::yield_now().await;
                 held[usize::try_from(user).unwrap()] += usize::from(has_room);
                 kept.push((client, slow));
             }
@@ -556,7 +652,7 @@ mod tests {
         clients.reading = Duration::ZERO;
         let (small, mut slow) = connection();
         setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
-        clients.admit(small, USER).unwrap();
+        clients.admit(small, USER, false).unwrap();
         slow.write_all(&REQUEST).unwrap();
         let (client, _) = next(&mut clients, &mut received).await;
         assert!(clients.reply(client, &vec![7; LONGEST]));
