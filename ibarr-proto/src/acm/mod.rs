@@ -8,6 +8,7 @@
 //!
 //! A client that sends other bytes is disconnected, because the start of its next request cannot be found.
 
+mod direct;
 mod endpoints;
 mod hosts;
 mod names;
@@ -68,6 +69,8 @@ pub struct Acm {
     /// Questions that cannot be answered before the node knows more of itself.
     early: BTreeMap<ResolutionId, Ask>,
     outputs: VecDeque<Output>,
+    /// The reply to a request that memory has answered at once.
+    direct: Vec<u8>,
     counters: Counters<Counter>,
     /// Those of searches by a port of this node.
     by_port: BTreeMap<PortName, Counters<Counter>>,
@@ -155,6 +158,7 @@ impl Acm {
             events: VecDeque::new(),
             early: BTreeMap::new(),
             outputs: VecDeque::new(),
+            direct: Vec::new(),
             counters: Counters::default(),
             by_port: BTreeMap::new(),
         }

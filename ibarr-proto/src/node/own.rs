@@ -2,9 +2,29 @@
 
 //! What the ACM service asks of this node: the view knows its addresses, the paths its ports and endpoints.
 
-use crate::acm::{Answer, Ask, LocalEndpoint, Which};
+use ibarr_common::Instant;
+
+use super::Node;
+use crate::acm::{Answer, Ask, ClientId, LocalEndpoint, Which};
 use crate::local_view::LocalView;
-use crate::paths::Paths;
+use crate::paths::{Paths, Search};
+
+impl Node {
+    /// The reply to a client's message, if it asks for a path by its own fields and memory has it. Otherwise nothing has
+    /// happened, and the message is an [`acm::Input::Message`](crate::acm::Input::Message).
+    pub fn answer_acm(&mut self, now: Instant, client: ClientId, bytes: &[u8]) -> Option<&[u8]> {
+        if self.trace.is_on() {
+            return None;
+        }
+        let (request, known) = self.acm.direct(client, bytes)?;
+        let (port, search) = self.paths.start(known, false, false)?.ok()?;
+        let Search::Path(question) = search else { return None };
+        let outcome = self.paths.recall_at_once(now, &port, question)?;
+        // The path may be refreshed.
+        (self.now, self.is_drained) = (now, false);
+        self.acm.reply_directly(client, &request, port, outcome)
+    }
+}
 
 /// `None` if it may be known in a moment.
 pub(super) fn answer(ask: Ask, view: &LocalView, paths: &Paths) -> Option<Answer> {

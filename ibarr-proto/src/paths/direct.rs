@@ -5,6 +5,7 @@
 
 use alloc::collections::BTreeMap;
 
+use ibarr_common::Instant;
 use ibarr_common::ib::{FlowLabel, Gid, Mtu, PacketLifeTime, Rate, Sl, SubnetPrefix};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuery, PathQuestion, Question};
@@ -60,6 +61,20 @@ impl Paths {
         self.events.push_back(outcome.map_or(Event::NotRemembered(request), |outcome| {
             Event::Answered(Answered { id, outcome, is_left_to_kernel: false })
         }));
+    }
+
+    /// What [`Input::Recall`](super::Input::Recall) finds, without an event; `None` if it finds nothing, or makes the
+    /// path from a port to itself.
+    pub(crate) fn recall_at_once(
+        &mut self,
+        now: Instant,
+        port: &PortName,
+        question: PathQuestion,
+    ) -> Option<Outcome> {
+        self.advance(now);
+        let outcome = self.lookup(port, question)?;
+        self.settle();
+        Some(outcome)
     }
 
     /// The path from a port to itself, as ibacm makes it: an SA need not be asked. The MTU is one that ibacm

@@ -131,7 +131,7 @@ impl Acm {
     /// Serves those that are ready, as many as a turn has room for.
     fn serve(&mut self, now: Instant, node: &mut Node, is_ending: bool) -> Handled {
         let (mut served, mut found) = (0, mem::take(&mut self.found));
-        let mut is_more = true;
+        let (mut is_more, mut buffer) = (true, [0; MAX_REQUEST_LEN]);
         while is_more && served < MOST {
             is_more = self.clients.look(&mut found);
             served += found.len().max(1);
@@ -140,7 +140,7 @@ impl Acm {
                     Next::Connected(stream, user) => {
                         self.connected(now, stream, user, node, is_ending);
                     }
-                    Next::Ready(client) => self.read(now, client, node),
+                    Next::Ready(client) => self.read(now, client, &mut buffer, node),
                 }
             }
         }
@@ -173,11 +173,21 @@ impl Acm {
         }
     }
 
-    fn read(&mut self, now: Instant, client: ClientId, node: &mut Node) {
-        match self.clients.next(client, &mut [0; MAX_REQUEST_LEN]) {
+    fn read(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        buffer: &mut [u8; MAX_REQUEST_LEN],
+        node: &mut Node,
+    ) {
+        match self.clients.next(client, buffer) {
             ReadResult::Nothing => {}
             ReadResult::Part => tell(node, now, Input::Part { client }),
-            ReadResult::Message(bytes) => tell(node, now, Input::Message { client, bytes }),
+            ReadResult::Message(bytes) => match node.answer_acm(now, client, bytes) {
+                Some(reply) if self.clients.reply(client, reply) => {}
+                Some(_) => self.not_taken(now, client, node),
+                None => tell(node, now, Input::Message { client, bytes }),
+            },
             ReadResult::Gone => {
                 self.clients.close(client);
                 tell(node, now, Input::Gone { client });

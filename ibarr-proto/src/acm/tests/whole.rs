@@ -235,6 +235,47 @@ fn sa(question: &sa::Question) -> Option<sa::Answer> {
 }
 
 #[test]
+fn reply_at_once_and_its_counts_are_those_of_the_input() {
+    let mut whole = Whole { answer: sa, ..Whole::ready() };
+    let counts = |node: &Node| {
+        let acm = node.acm().counters().iter().map(|(_, count)| count);
+        let by_port = node.acm().by_port.values().flat_map(Counters::iter).map(|(_, count)| count);
+        let paths = node.paths().counters().iter().map(|(_, count)| count);
+        acm.chain(by_port).chain(paths).collect::<Vec<_>>()
+    };
+    let grown = |before: &[u64], after: &[u64]| {
+        after.iter().zip(before).map(|(after, before)| after - before).collect::<Vec<_>>()
+    };
+    let to = |target: &str| {
+        let (sgid, dgid) = (gid("fe80::1").octets(), gid(target).octets());
+        let path = fields(|path| (path.sgid, path.dgid) = (sgid, dgid));
+        wire::Ask::Resolve(Resolve::along(path))
+    };
+    let message = |ask| {
+        let mut out = [0; MAX_REQUEST_LEN];
+        Request { tid: Tid([9; 8]), ask }.emit(&mut out).to_vec()
+    };
+    // The SA has no path to the second.
+    for target in ["fe80::5", "fe80::6"] {
+        let (ask, bytes) = (to(target), message(to(target)));
+        assert_eq!(whole.node.answer_acm(whole.now, CLIENT, &bytes), None, "not remembered");
+        whole.ask(ask);
+        let before = counts(&whole.node);
+        let reply = whole.ask(ask);
+        let between = counts(&whole.node);
+        let at_once = whole.node.answer_acm(whole.now, CLIENT, &bytes).map(<[u8]>::to_vec);
+        assert_eq!(at_once, Some(reply));
+        assert_eq!(grown(&between, &counts(&whole.node)), grown(&before, &between));
+        assert_eq!(whole.node.answer_acm(whole.now, ClientId(8), &bytes), None, "no such client");
+    }
+    // A client that waits may not ask, which its message as an input ends.
+    whole.answer = |_| None;
+    whole.acm(Input::Message { client: CLIENT, bytes: &message(to("fe80::7")) });
+    assert_eq!(whole.node.answer_acm(whole.now, CLIENT, &message(to("fe80::5"))), None);
+    assert_eq!(whole.asked.len(), 3);
+}
+
+#[test]
 fn lid_is_asked_for_each_time_with_all_known_fields() {
     let mut whole = Whole { answer: sa, ..Whole::ready() };
     let to_lid = wire::Ask::Resolve(Resolve::along(fields(|path| path.dlid = 5.into())));
