@@ -45,7 +45,7 @@ impl Acm {
             counters.count(Counter::Requests);
             counters.count(counter);
         }
-        self.direct.resize(reply.length(), 0);
-        reply.emit(request, &mut self.direct)
+        self.direct_reply.resize(reply.length(), 0);
+        reply.emit(request, &mut self.direct_reply)
     }
 }

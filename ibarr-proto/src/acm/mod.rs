@@ -69,8 +69,7 @@ pub struct Acm {
     /// Questions that cannot be answered before the node knows more of itself.
     early: BTreeMap<ResolutionId, Ask>,
     outputs: VecDeque<Output>,
-    /// The reply to a request that memory has answered at once.
-    direct: Vec<u8>,
+    direct_reply: Vec<u8>,
     counters: Counters<Counter>,
     /// Those of searches by a port of this node.
     by_port: BTreeMap<PortName, Counters<Counter>>,
@@ -158,7 +157,7 @@ impl Acm {
             events: VecDeque::new(),
             early: BTreeMap::new(),
             outputs: VecDeque::new(),
-            direct: Vec::new(),
+            direct_reply: Vec::new(),
             counters: Counters::default(),
             by_port: BTreeMap::new(),
         }

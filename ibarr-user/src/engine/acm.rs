@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use super::acm_sockets::{AcmSockets, SocketState};
+use super::acm_young::Young;
 use super::preload::Preloads;
 use crate::config;
 use crate::process::{Systemd, Until};
@@ -34,6 +35,7 @@ pub(super) struct Acm {
     clients: Clients,
     /// What a look has found, empty between two turns.
     found: Vec<Next>,
+    young: Young,
     /// The file of the last reply, until systemd has it.
     last_reply: Option<OwnedFd>,
     /// Connections of the last daemon, until they are in use.
@@ -75,6 +77,7 @@ impl Acm {
         let this = Self {
             clients,
             found,
+            young: Young::default(),
             last_reply,
             inherited,
             sockets,
@@ -161,16 +164,39 @@ impl Acm {
         is_ending: bool,
     ) {
         if is_ending && self.systemd.is_there() {
-            self.systemd.keep(acm::CLIENT, vec![stream], Until::HangUp);
+            self.keep(vec![stream]);
         } else if let Some(client) = self.admit(now, stream, user, false, node)
-            && let Some(copy) = self.clients.copy(client)
+            && self.systemd.is_there()
         {
-            // Before the first client that may get a reply.
-            if let Some(file) = self.last_reply.take() {
-                self.systemd.keep(acm::LAST_REPLY, vec![file], Until::Stop);
-            }
-            self.systemd.keep(acm::CLIENT, vec![copy], Until::HangUp);
+            self.young.connected(now, client);
         }
+    }
+
+    /// When to call [`Self::keep_old`] next.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.young.poll_timeout()
+    }
+
+    /// Has systemd keep the connections that are old enough. Early calls do nothing.
+    pub(super) fn keep_old(&mut self, now: Instant) {
+        let old = self.young.take(now, Systemd::AT_ONCE);
+        self.keep_copies(&old);
+    }
+
+    fn keep_copies(&mut self, clients: &[ClientId]) {
+        let copies = clients.iter().filter_map(|client| self.clients.copy(*client)).collect();
+        self.keep(copies);
+    }
+
+    fn keep(&mut self, connections: Vec<OwnedFd>) {
+        if connections.is_empty() {
+            return;
+        }
+        // Before the first connection of a client that may have a reply.
+        if let Some(file) = self.last_reply.take() {
+            self.systemd.keep(acm::LAST_REPLY, vec![file], Until::Stop);
+        }
+        self.systemd.keep(acm::CLIENT, connections, Until::HangUp);
     }
 
     fn read(
@@ -229,6 +255,9 @@ impl Acm {
     pub(super) fn stop(&mut self, now: Instant, node: &mut Node) {
         self.sockets.close();
         if self.systemd.is_there() {
+            for clients in self.young.take_all().chunks(Systemd::AT_ONCE) {
+                self.keep_copies(clients);
+            }
             self.clients.leave();
         } else {
             tell(node, now, Input::Stop);

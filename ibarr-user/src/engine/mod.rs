@@ -6,6 +6,7 @@
 
 mod acm;
 mod acm_sockets;
+mod acm_young;
 mod asks;
 mod descriptions;
 mod events;
@@ -250,6 +251,7 @@ impl Engine {
             self.users.pages.poll_timeout(),
             self.users.tracers.poll_timeout(),
             self.service.poll_timeout(),
+            self.acm.poll_timeout(),
         ];
         due.into_iter().flatten().min()
     }
@@ -436,7 +438,8 @@ impl Io<Input> for Engine {
     }
 
     fn settle(&mut self, now: Instant) {
-        let Self { node, responder, users, service, .. } = self;
+        let Self { node, acm, responder, users, service, .. } = self;
+        acm.keep_old(now);
         snapshot::tell_restored(node);
         self.snapshots.keep(now, node.paths());
         users.pages.make(now, service.started, node);

@@ -81,6 +81,8 @@ impl Systemd {
         Ok((Self { messages, watchdog: Watchdog::of_this_process(now), is_there }, told))
     }
 
+    /// How many descriptors a message can have (`SCM_MAX_FD` of the kernel).
+    pub(crate) const AT_ONCE: usize = 253;
 
     /// Whether systemd, or another service manager, has started the process: it may start the next one.
     pub(crate) fn is_there(&self) -> bool {
@@ -109,8 +111,9 @@ impl Systemd {
         self.send(Message { states: watchdog, status: Some(status), descriptors: Vec::new() });
     }
 
-    /// Makes systemd hold descriptors for the next daemon, which inherits them as `name`. systemd closes them when the
-    /// service is stopped; with [`Until::HangUp`] also when the other end has closed the connection.
+    /// Makes systemd hold descriptors, [`AT_ONCE`](Self::AT_ONCE) at most, for the next daemon, which inherits them as
+    /// `name`. systemd closes them when the service is stopped; with [`Until::HangUp`] also when the other end has
+    /// closed the connection.
     pub(crate) fn keep(&self, name: &'static str, descriptors: Vec<OwnedFd>, until: Until) {
         let mut states = vec![NotifyState::FdStore, NotifyState::FdName(name)];
         if until == Until::Stop {

@@ -117,6 +117,39 @@ fn clients_that_wait_at_the_end_are_answered_by_the_next_daemon() {
     }
 }
 
+/// A connection is handed to systemd when it has lived for a moment.
+#[test]
+fn connection_of_the_last_moment_outlives_an_end_and_is_closed_by_a_kill() {
+    for (signal, name) in [(Signal::SIGKILL, "acm-young-kill"), (Signal::SIGTERM, "acm-young-end")]
+    {
+        let dir = TempDir::new(name);
+        let _port = Port::new(&dir);
+        let (mut first, _kernel) = start(&dir, &serving(&dir));
+        await_capabilities(&first);
+        let mut old = Asking::connect(&dir);
+        old.is_served();
+        let mut kept = first.keeps(acm::CLIENT, 1);
+        let mut young = Asking::connect(&dir);
+        young.is_served();
+        first.end(signal);
+        let last = first.kept_at_the_end();
+        let is_kept = !last.is_empty();
+        kept.extend(last);
+        let _second = next(&dir, &kept);
+        old.is_served();
+        match signal {
+            Signal::SIGTERM => assert!(is_kept),
+            // On a slow machine it may have been old enough.
+            _ if is_kept => {}
+            _ => assert!(young.client.is_closed()),
+        }
+        if is_kept {
+            young.is_served();
+        }
+        close_all(kept);
+    }
+}
+
 #[test]
 fn client_that_waits_is_refused_at_the_end_if_no_daemon_follows() {
     const CLIENTS: usize = 100;

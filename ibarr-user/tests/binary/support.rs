@@ -18,7 +18,7 @@ use std::{env, fs};
 use ibarr_user::transport::acm;
 use nix::cmsg_space;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recv, recvmsg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, close};
 use serde_json::Value;
@@ -145,10 +145,19 @@ impl Daemon {
         std::mem::take(&mut *self.kept.lock().unwrap())
     }
 
+    /// What systemd was asked to keep since the last call, once the daemon has ended.
+    pub(crate) fn kept_at_the_end(&self) -> Vec<Kept> {
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        while recv(self.notify.as_raw_fd(), &mut [0], flags).is_ok() {
+            self.notification();
+        }
+        std::mem::take(&mut *self.kept.lock().unwrap())
+    }
+
     fn notification(&self) -> Vec<u8> {
         let mut message = [0; 4096];
         let mut parts = [IoSliceMut::new(&mut message)];
-        let mut control = cmsg_space!(RawFd);
+        let mut control = cmsg_space!([RawFd; 253]);
         let (fd, flags) = (self.notify.as_raw_fd(), MsgFlags::empty());
         let received = recvmsg::<()>(fd, &mut parts, Some(&mut control), flags).unwrap();
         let descriptors = received.cmsgs().unwrap().filter_map(|control| match control {
