@@ -8,7 +8,7 @@ use core::net::IpAddr;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, PKey};
 
-use super::{InterfaceName, Key, LocalView};
+use super::{AddressId, InterfaceName, Key, LocalView};
 use crate::ip2gid::client::Egress;
 use crate::ip2gid::server::Local;
 use crate::ip2gid::{Question, is_link_local};
@@ -60,6 +60,15 @@ impl LocalView {
             Some(Egress { vrf, addresses })
         };
         Some(changed.into_iter().map(|ifindex| (ifindex, egress(ifindex))).collect())
+    }
+
+    /// The client is told only the first addresses of an interface, so others change nothing for it.
+    pub(super) fn note_address(&mut self, id: AddressId) {
+        let changed = self.changed.get_or_insert_default();
+        let is_told = || !self.inventory.is_behind_sources(&id, Egress::MAX_SOURCES);
+        if !changed.contains(&id.ifindex) && is_told() {
+            changed.insert(id.ifindex);
+        }
     }
 }
 

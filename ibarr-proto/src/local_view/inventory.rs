@@ -4,7 +4,7 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use core::net::{IpAddr, Ipv4Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ibarr_common::IfIndex;
 
@@ -44,6 +44,14 @@ struct Dump {
     /// More keys had events than could be recorded: the dump cannot be merged.
     spoiled: bool,
 }
+
+/// Where each kind of address begins: IPv4, and IPv6 below, among and above the link-local ones.
+const KINDS: [IpAddr; 4] = [
+    IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)),
+    IpAddr::V6(Ipv6Addr::new(0xfec0, 0, 0, 0, 0, 0, 0, 0)),
+];
 
 /// The result of a dump.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -91,28 +99,41 @@ impl Inventory {
             .map(|(&(_, id), &dad)| InterfaceAddress { id, dad })
     }
 
-    /// The first addresses of one interface that datagrams can have as their source: at most `max` of IPv4,
-    /// and of those of IPv6 below, among and above the link-local ones.
+    /// The first addresses of one interface that datagrams can have as their source: at most `max` of each of
+    /// the [`KINDS`].
     pub(super) fn sources_on(&self, ifindex: IfIndex, max: usize) -> impl Iterator<Item = IpAddr> {
-        let ipv6 = |segment: u16| IpAddr::from([segment, 0, 0, 0, 0, 0, 0, 0]);
-        let [unspecified, link_local, site_local] = [0, 0xfe80, 0xfec0].map(ipv6);
-        let ranges = [
-            (IpAddr::V4(Ipv4Addr::UNSPECIFIED), Some(unspecified)),
-            (unspecified, Some(link_local)),
-            (link_local, Some(site_local)),
-            (site_local, None),
-        ];
-        ranges.into_iter().flat_map(move |(first, end)| {
-            let entries = self.on_link.range((ifindex, AddressId::first_of(first))..);
-            let usable = entries
-                .take_while(move |((on, id), _)| {
-                    *on == ifindex && end.is_none_or(|end| id.address < end)
-                })
-                .filter(|(_, dad)| **dad == Dad::Passed)
-                .map(|((_, id), _)| id.address);
-            let mut before = None;
-            usable.filter(move |&address| before.replace(address) != Some(address)).take(max)
+        let ends = KINDS.into_iter().skip(1).map(Some).chain([None]);
+        KINDS
+            .into_iter()
+            .zip(ends)
+            .flat_map(move |(first, end)| self.sources_between(ifindex, first, end).take(max))
+    }
+
+    /// Whether `max` addresses of the same kind and interface come before `id`, so that [`Self::sources_on`] has the
+    /// same ones whatever becomes of `id`.
+    pub(super) fn is_behind_sources(&self, id: &AddressId, max: usize) -> bool {
+        let first = KINDS.into_iter().rfind(|first| *first <= id.address);
+        first.is_some_and(|first| {
+            let before = self.sources_between(id.ifindex, first, Some(id.address));
+            before.take(max).count() == max
         })
+    }
+
+    fn sources_between(
+        &self,
+        ifindex: IfIndex,
+        first: IpAddr,
+        end: Option<IpAddr>,
+    ) -> impl Iterator<Item = IpAddr> {
+        let entries = self.on_link.range((ifindex, AddressId::first_of(first))..);
+        let usable = entries
+            .take_while(move |((on, id), _)| {
+                *on == ifindex && end.is_none_or(|end| id.address < end)
+            })
+            .filter(|(_, dad)| **dad == Dad::Passed)
+            .map(|((_, id), _)| id.address);
+        let mut before = None;
+        usable.filter(move |&address| before.replace(address) != Some(address))
     }
 
     /// The entries of one IP address, in the order of their interfaces.

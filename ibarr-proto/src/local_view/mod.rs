@@ -159,7 +159,7 @@ impl LocalView {
         match &input {
             Input::Link(Link { ifindex, .. }) | Input::LinkGone(ifindex) => self.note(*ifindex),
             Input::Address(InterfaceAddress { id, .. }) | Input::AddressGone(id) => {
-                self.note(id.ifindex);
+                self.note_address(*id);
             }
             Input::DumpDone
             | Input::RoutesChanged

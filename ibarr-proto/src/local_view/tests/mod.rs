@@ -600,3 +600,24 @@ fn client_learns_a_bounded_number_of_addresses_of_the_interface_that_changed() {
     assert_eq!(changed, BTreeMap::from([(index(1), Some(egress))]));
     assert_eq!(story.view.poll_egresses(), None);
 }
+
+#[test]
+fn address_behind_those_told_is_no_news_of_its_interface() {
+    let mut story = Story::new(&[], &[]);
+    story.link(ib(1, 1));
+    for n in 1..=9 {
+        story.add(1, &format!("10.1.0.{n}")).add(1, &format!("fe80::{n}"));
+    }
+    story.view.poll_egresses();
+    story.delete(1, "10.1.0.9").add(1, "10.2.0.1").add(1, "fe80::10").delete(1, "fe80::a");
+    assert_eq!(story.view.poll_egresses(), Some(BTreeMap::new()));
+    for (deleted, told) in [("10.1.0.8", "10.2.0.1"), ("fe80::1", "fe80::9")] {
+        let egresses = story.delete(1, deleted).view.poll_egresses().unwrap();
+        let addresses = &egresses[&index(1)].as_ref().unwrap().addresses;
+        assert!(addresses.contains(&ip(told)) && !addresses.contains(&ip(deleted)));
+    }
+    for new in ["10.0.0.1", "fd00::1", "fe80::", "fec0::1"] {
+        let egresses = story.add(1, new).view.poll_egresses().unwrap();
+        assert!(egresses[&index(1)].as_ref().unwrap().addresses.contains(&ip(new)), "{new}");
+    }
+}
