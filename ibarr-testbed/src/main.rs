@@ -95,6 +95,8 @@ enum BenchCommand {
     Responder(Measurement),
     /// Costs of addresses that come and go, compared with `ip monitor`
     Addresses(Measurement),
+    /// Instructions of the daemon for an answer from memory, by callgrind
+    Instructions(Measurement),
     /// Time of `ibarr fleet` to look at 10,000 nodes through losses
     Fleet(Measurement),
     /// Time and memory to know a fabric from files
@@ -270,6 +272,7 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
         BenchCommand::Paths(how) => how.take(store, userns, bench::paths)?,
         BenchCommand::Responder(how) => how.take(store, false, bench::responder)?,
         BenchCommand::Addresses(how) => how.take(store, false, bench::addresses)?,
+        BenchCommand::Instructions(how) => how.take(store, userns, bench::instructions)?,
         BenchCommand::Fleet(how) => how.take(store, userns, bench::fleet)?,
         BenchCommand::Preload(how) => how.take(store, false, bench::preload)?,
         BenchCommand::AcmRate(how) => how.take(store, userns, bench::acm)?,

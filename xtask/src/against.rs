@@ -20,7 +20,7 @@ use crate::tools::Toolbox;
 use crate::workspace::{self, Workspace};
 
 /// The benches that load a daemon.
-const BENCHES: [&str; 5] = ["ip2gid", "resolve", "paths", "acm-rate", "addresses"];
+const BENCHES: [&str; 6] = ["ip2gid", "resolve", "paths", "acm-rate", "addresses", "instructions"];
 
 /// Runs of each daemon. The spread of three shows whether a difference is one.
 const RUNS: usize = 3;

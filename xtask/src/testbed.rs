@@ -81,13 +81,14 @@ pub(crate) fn run(workspace: &Workspace, args: &RunArgs) -> Result<()> {
     }
     let mut arguments = vec!["demo".into()];
     arguments.extend(args.once.then(|| "--once".into()));
-    start(workspace, &built, privilege, &arguments)
+    start(&built, privilege, &arguments, &tools::ensure(workspace, LAB)?)
 }
 
 pub(crate) fn lab(workspace: &Workspace, args: &LabArgs) -> Result<()> {
     let built = build(workspace, Profile::Dev)?;
     let privilege = Privilege::find(args.no_sudo)?;
-    start(workspace, &built, privilege, &with_command("lab", &args.arguments))
+    let toolbox = tools::ensure(workspace, LAB)?;
+    start(&built, privilege, &with_command("lab", &args.arguments), &toolbox)
 }
 
 pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
@@ -97,13 +98,15 @@ pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
         return vm::bench_acm(workspace);
     }
     let built = build(workspace, Profile::Release)?;
+    let is_counted = args.arguments.first().is_none_or(|bench| bench == "instructions");
+    let counters: &[&Set] = if is_counted { &[&tools::VALGRIND] } else { &[] };
+    let toolbox = tools::ensure(workspace, &[LAB, counters].concat())?;
     if let Some(commit) = &args.against {
-        let toolbox = tools::ensure(workspace, LAB)?;
         let testbed = artifacts::binary(&built, "ibarr-testbed")?;
         return against::run(workspace, commit, &args.arguments, testbed, &toolbox);
     }
     let arguments = with_command("bench", &args.arguments);
-    start(workspace, &built, Privilege::find(false)?, &arguments)
+    start(&built, Privilege::find(false)?, &arguments, &toolbox)
 }
 
 pub(crate) fn monitor(workspace: &Workspace) -> Result<()> {
@@ -149,16 +152,15 @@ fn build(workspace: &Workspace, profile: Profile) -> Result<Vec<Artifact>> {
 /// Becomes `ibarr-testbed` with `arguments`. That program finds `ibarr` in its own directory, and says what
 /// is missing without root.
 fn start(
-    workspace: &Workspace,
     built: &[Artifact],
     privilege: Privilege,
     arguments: &[OsString],
+    toolbox: &Toolbox,
 ) -> Result<()> {
-    let toolbox = tools::ensure(workspace, LAB)?;
     let userns = (privilege == Privilege::Unprivileged).then(|| OsString::from("--userns"));
     let arguments: Vec<_> = userns.iter().chain(arguments).cloned().collect();
     let program = artifacts::binary(built, "ibarr-testbed")?;
-    replace(privilege, program, &arguments, &toolbox)
+    replace(privilege, program, &arguments, toolbox)
 }
 
 /// Replaces this process, so that signals, terminal and exit code are the program's own.

@@ -68,6 +68,23 @@ impl Server {
     ) -> Result<Round> {
         let cpu = process::cpu_time(self.pid)?;
         let start = Instant::now();
+        let goes_on = |_| start.elapsed() < time;
+        let answers = self.exchange(outstanding, goes_on, request, is_right)?;
+        let wall = start.elapsed();
+        let cpu = process::cpu_time(self.pid)?.saturating_sub(cpu);
+        ensure!(!cpu.is_zero(), "a server answers without using a CPU");
+        Ok(Round { answers: f64::from(answers), wall, cpu })
+    }
+
+    /// Keeps `outstanding` requests in flight while `goes_on`, which gets the number of those sent. Returns how many
+    /// were answered.
+    pub(super) fn exchange<R: AsRef<[u8]>>(
+        &self,
+        outstanding: u32,
+        goes_on: impl Fn(u32) -> bool,
+        request: impl Fn(Seq) -> R,
+        is_right: impl Fn(Seq, &[u8]) -> bool,
+    ) -> Result<u32> {
         let first = fresh();
         let mut waiting: BTreeSet<u32> = (first..first + outstanding).collect();
         for &seq in &waiting {
@@ -83,16 +100,13 @@ impl Server {
                 seq.0,
                 datagram.as_ref()
             );
-            if start.elapsed() < time {
+            if goes_on(next - first) {
                 self.say(request(Seq(next)).as_ref())?;
                 waiting.insert(next);
                 next += 1;
             }
         }
-        let wall = start.elapsed();
-        let cpu = process::cpu_time(self.pid)?.saturating_sub(cpu);
-        ensure!(!cpu.is_zero(), "a server answers without using a CPU");
-        Ok(Round { answers: f64::from(next - first), wall, cpu })
+        Ok(next - first)
     }
 
     fn say(&self, datagram: &[u8]) -> Result<()> {

@@ -80,7 +80,7 @@ const PROCESSES: u32 = 1_000;
 const DESTINATIONS: u32 = 1_000;
 
 /// A request of another process each time, for one of the common destinations.
-fn remembered(seq: Seq) -> impl AsRef<[u8]> {
+pub(super) fn remembered(seq: Seq) -> impl AsRef<[u8]> {
     request(seq, near(seq), seq.0 / DESTINATIONS % PROCESSES)
 }
 
@@ -101,7 +101,7 @@ fn request(seq: Seq, dgid: Gid, process: u32) -> impl AsRef<[u8]> + use<> {
     Request::ResolvePath(path).emit(seq)
 }
 
-fn is_path_to(answer: &[u8], dgid: Gid) -> bool {
+pub(super) fn is_path_to(answer: &[u8], dgid: Gid) -> bool {
     let Some(Ok(message)) = messages(answer).next() else { return false };
     let Ok(Answer::Paths(paths)) = Answer::parse(&message) else { return false };
     let [path] = paths.as_slice() else { return false };

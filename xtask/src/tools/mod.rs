@@ -27,7 +27,7 @@ pub(crate) use self::sets::{
     BPFTOOL, BUSYBOX_ARM64, ETHTOOL, GLIBC_ARM64, IPROUTE2, LIBFUZZER, LINUX_5_10, LINUX_6_1,
     LINUX_6_12, LINUX_ARM64, LINUX_NEWEST, LINUX_SOURCE, LOWDOWN, MMDEBSTRAP, NFTABLES,
     NODE_EXPORTER, OPENSM, PERFTEST, PROMETHEUS, PYVERBS, QEMU, QEMU_ARM, QEMU_USER, RDMA,
-    REPOSITORY, RPM, RUST_ARM64, STRACE, TMUX, XZ,
+    REPOSITORY, RPM, RUST_ARM64, STRACE, TMUX, VALGRIND, XZ,
 };
 pub(crate) use self::zig::Zig;
 use crate::process;
@@ -288,6 +288,11 @@ fn write_wrappers(root: &Path, bin: &Path) -> Result<()> {
         .map(|dir| format!("$prefix/root/{dir}"))
         .collect::<Vec<_>>()
         .join(":");
+    let valgrind = "usr/libexec/valgrind";
+    let mut variables = String::new();
+    if root.join(valgrind).exists() {
+        variables = format!("export VALGRIND_LIB=\"$prefix/root/{valgrind}\"\n");
+    }
     for dir in ["usr/bin", "usr/sbin", "bin", "sbin"] {
         let Ok(entries) = fs::read_dir(root.join(dir)) else { continue };
         for entry in entries {
@@ -303,6 +308,7 @@ fn write_wrappers(root: &Path, bin: &Path) -> Result<()> {
                  prefix=\"${{0%/*}}/..\"\n\
                  LD_LIBRARY_PATH=\"{libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\"\n\
                  export LD_LIBRARY_PATH\n\
+                 {variables}\
                  exec \"$prefix/root/{dir}/{name}\" \"$@\"\n"
             );
             let path = bin.join(name);

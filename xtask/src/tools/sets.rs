@@ -54,6 +54,16 @@ pub(crate) const STRACE: Set = Set {
     only: &[],
 };
 
+/// Counts instructions, for `bench instructions`.
+pub(crate) const VALGRIND: Set = Set {
+    name: "valgrind",
+    purpose: "counts the daemon's instructions, for `bench instructions`",
+    programs: &["valgrind", "vgdb"],
+    packages: &["valgrind"],
+    suites: &[],
+    only: &[],
+};
+
 /// A terminal for tests.
 pub(crate) const TMUX: Set = Set {
     name: "tmux",
@@ -326,6 +336,7 @@ pub(super) const SETS: &[&Set] = &[
     &NFTABLES,
     &STRACE,
     &TMUX,
+    &VALGRIND,
     &PROMETHEUS,
     &NODE_EXPORTER,
     &LIBFUZZER,
