@@ -3,6 +3,7 @@
 //! The names of requests and their senders, how old an answer may be, and the result of a request for an address.
 
 use ibarr_common::ib::Gid;
+use ibarr_common::wire::ls::Seq;
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +34,11 @@ pub struct ResolutionId(pub(crate) u64);
 
 /// A request of the kernel. Never reused.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct KernelRequest(pub(crate) u64);
+pub struct KernelRequest {
+    pub(crate) number: u64,
+    /// The kernel's own number, which leads to the request.
+    pub(crate) seq: Seq,
+}
 
 /// The sender of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

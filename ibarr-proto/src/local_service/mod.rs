@@ -173,7 +173,7 @@ impl LocalService {
                     self.timeout = Some(Timeout::DEFAULT);
                 }
                 self.abandon();
-                while let Some(seq) = self.path_requests.take_first() {
+                for seq in self.path_requests.take_all() {
                     self.counters.count(Counter::PathsAbandoned);
                     self.answer_path(seq, Answer::Error);
                 }
@@ -208,11 +208,11 @@ impl LocalService {
 
     fn path_answered(&mut self, id: KernelRequest, outcome: &crate::paths::Outcome, left: bool) {
         let Some(waiting) = self.path_requests.take(id) else { return };
-        let Waiting { seq, path_use, asked_at, .. } = waiting;
+        let Waiting { path_use, asked_at, .. } = waiting;
         self.answer_times.paths.add(self.now.since(asked_at));
         let (answer, counter) = paths::answer(path_use, outcome, left);
         self.counters.count(counter);
-        self.answer_path(seq, answer);
+        self.answer_path(id.seq, answer);
     }
 
     /// Performs all actions that are due. Early calls do nothing.
@@ -221,7 +221,7 @@ impl LocalService {
         while let Some(seq) = self.requests.pop_due(self.now) {
             self.due(seq);
         }
-        while let Some(seq) = self.requests.pop_forgotten(self.now) {
+        while let Some(seq) = self.requests.next_forgotten(self.now) {
             self.remove(seq);
         }
     }
@@ -318,9 +318,8 @@ impl LocalService {
         for seq in self.requests.seqs() {
             self.remove(seq);
         }
-        while self.path_requests.take_first().is_some() {
-            self.counters.count(Counter::PathsAbandoned);
-        }
+        let abandoned = self.path_requests.take_all();
+        self.counters.add(Counter::PathsAbandoned, abandoned.len() as u64);
         self.port_id = None;
         self.timeout = None;
         self.group = Group::Outside;

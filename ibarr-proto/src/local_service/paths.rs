@@ -2,8 +2,10 @@
 
 //! Path requests: those that wait, and what their answers are.
 
-use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
 use ibarr_common::Instant;
 use ibarr_common::wire::ls::{Answer, PathUse, Paths, ResolvePath, Seq};
 use ibarr_common::wire::sa::PathQuestion;
@@ -12,36 +14,34 @@ use super::types::Counter;
 use crate::paths::{Outcome, records};
 use crate::request::KernelRequest;
 
-/// Waiting requests, by their own number and by the kernel's.
+/// Waiting requests, by the kernel's number.
 #[derive(Debug)]
 pub(super) struct PathRequests {
     max: usize,
     next: u64,
-    by_id: BTreeMap<KernelRequest, Waiting>,
-    ids: BTreeMap<Seq, KernelRequest>,
+    by_seq: HashMap<Seq, Waiting, FixedState>,
 }
 
 /// The data of a request that its answer needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
-    pub(super) seq: Seq,
+    number: u64,
     pub(super) path_use: PathUse,
     pub(super) asked_at: Instant,
 }
 
 impl PathRequests {
     pub(super) fn new(max: usize) -> Self {
-        Self { max, next: 0, by_id: BTreeMap::new(), ids: BTreeMap::new() }
+        Self { max, next: 0, by_seq: HashMap::default() }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.by_id.len()
+        self.by_seq.len()
     }
 
     /// Returns whether a request with this number was waiting.
     pub(super) fn forget(&mut self, seq: Seq) -> bool {
-        let id = self.ids.remove(&seq);
-        id.is_some_and(|id| self.by_id.remove(&id).is_some())
+        self.by_seq.remove(&seq).is_some()
     }
 
     /// `None` if too many requests wait.
@@ -51,28 +51,30 @@ impl PathRequests {
         seq: Seq,
         request: &ResolvePath,
     ) -> Option<KernelRequest> {
-        if self.by_id.len() >= self.max {
+        if self.by_seq.len() >= self.max {
             return None;
         }
-        let id = KernelRequest(self.next);
+        let number = self.next;
         self.next += 1;
-        let waiting = Waiting { seq, path_use: request.path_use, asked_at };
-        self.by_id.insert(id, waiting);
-        self.ids.insert(seq, id);
-        Some(id)
+        self.by_seq.insert(seq, Waiting { number, path_use: request.path_use, asked_at });
+        Some(KernelRequest { number, seq })
     }
 
     pub(super) fn take(&mut self, id: KernelRequest) -> Option<Waiting> {
-        let waiting = self.by_id.remove(&id)?;
-        self.ids.remove(&waiting.seq);
-        Some(waiting)
+        let waiting = self.by_seq.remove(&id.seq)?;
+        if waiting.number == id.number {
+            return Some(waiting);
+        }
+        // Another request with the same number has replaced it.
+        self.by_seq.insert(id.seq, waiting);
+        None
     }
 
-    /// The request that has waited longest.
-    pub(super) fn take_first(&mut self) -> Option<Seq> {
-        let (_, Waiting { seq, .. }) = self.by_id.pop_first()?;
-        self.ids.remove(&seq);
-        Some(seq)
+    /// The numbers of all requests, which no longer wait; first that which has waited longest.
+    pub(super) fn take_all(&mut self) -> Vec<Seq> {
+        let mut all: Vec<_> = self.by_seq.drain().collect();
+        all.sort_unstable_by_key(|(_, waiting)| waiting.number);
+        all.into_iter().map(|(seq, _)| seq).collect()
     }
 }
 

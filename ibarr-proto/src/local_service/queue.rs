@@ -2,8 +2,7 @@
 
 //! Answers that wait for room in the socket.
 
-use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::VecDeque;
 
 use ibarr_common::wire::ls::{Answer, Seq};
 
@@ -13,25 +12,31 @@ use ibarr_common::wire::ls::{Answer, Seq};
 pub(super) struct Queue {
     max_paths: usize,
     paths: usize,
-    next: u64,
-    items: BTreeMap<Ticket, Item>,
+    /// The position of the first of the items.
+    first: u64,
+    /// `None` for an answer that was removed; the first item is one.
+    items: VecDeque<Option<Item>>,
 }
 
 /// A position in the queue.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Ticket(u64);
 
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most answers are sent at once, and a box costs more"
+)]
 pub(super) enum Item {
     /// The answer to an address request, which the request stores.
     Answer(Seq),
-    /// The answer to a path request. Boxed, because few wait and items are moved.
-    Path(Seq, Box<Answer>),
+    /// The answer to a path request.
+    Path(Seq, Answer),
 }
 
 impl Queue {
     pub(super) fn new(max_paths: usize) -> Self {
-        Self { max_paths, paths: 0, next: 0, items: BTreeMap::new() }
+        Self { max_paths, paths: 0, first: 0, items: VecDeque::new() }
     }
 
     pub(super) fn push_answer(&mut self, seq: Seq) -> Ticket {
@@ -43,21 +48,33 @@ impl Queue {
         let has_room = self.paths < self.max_paths;
         if has_room {
             self.paths += 1;
-            self.push(Item::Path(seq, Box::new(answer)));
+            self.push(Item::Path(seq, answer));
         }
         has_room
     }
 
     pub(super) fn remove(&mut self, ticket: Ticket) {
-        self.items.remove(&ticket);
+        let at = ticket.0.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
+        if let Some(item) = at.and_then(|at| self.items.get_mut(at)) {
+            *item = None;
+        }
+        self.drop_removed();
     }
 
     pub(super) fn pop(&mut self) -> Option<Item> {
-        let (_, item) = self.items.pop_first()?;
-        if let Item::Path(..) = item {
+        let item = self.items.pop_front()?;
+        self.first += 1;
+        self.drop_removed();
+        if let Some(Item::Path(..)) = item {
             self.paths -= 1;
         }
-        Some(item)
+        item
+    }
+
+    fn drop_removed(&mut self) {
+        while self.items.pop_front_if(|item| item.is_none()).is_some() {
+            self.first += 1;
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -65,14 +82,14 @@ impl Queue {
     }
 
     pub(super) fn clear(&mut self) {
+        self.first += self.items.len() as u64;
         self.items.clear();
         self.paths = 0;
     }
 
     fn push(&mut self, item: Item) -> Ticket {
-        let ticket = Ticket(self.next);
-        self.next += 1;
-        self.items.insert(ticket, item);
+        let ticket = Ticket(self.first + self.items.len() as u64);
+        self.items.push_back(Some(item));
         ticket
     }
 }

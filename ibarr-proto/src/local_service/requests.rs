@@ -2,9 +2,13 @@
 
 //! The address requests that are held: those that wait, and those that were answered recently.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeSet, BinaryHeap, VecDeque};
 use alloc::vec::Vec;
+use core::cmp::Reverse;
+use core::mem;
 
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
 use ibarr_common::Instant;
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ls::Seq;
@@ -13,22 +17,23 @@ use super::queue::Ticket;
 use super::types::{Counter, LATELY, MAX_NUDGES};
 use crate::ip2gid::Question;
 use crate::request::KernelRequest;
-use crate::timer::Timers;
 
 /// Requests by number. The only keys are the kernel's numbers and the times of the requests, so
 /// that the same history gives the same order.
+///
+/// Most requests are answered at once. So a time that no longer counts stays in its queue until it is the first, or
+/// most of the queue are such times.
 #[derive(Debug)]
 pub(super) struct Requests {
     max: usize,
-    by_seq: BTreeMap<Seq, Request>,
-    ids: BTreeMap<KernelRequest, Seq>,
+    by_seq: HashMap<Seq, Request, FixedState>,
     next_id: u64,
     /// Requests that wait for an answer, by the time when the kernel last sent them.
     waiting: BTreeSet<(Instant, Seq)>,
-    /// The time of the next action for a request. Each that waits or is not handed over has one.
-    due: Timers<Seq>,
-    /// When an answered request is forgotten. Each that is handed over has one.
-    memory: Timers<Seq>,
+    /// Each [`Request::due`].
+    due: BinaryHeap<Reverse<(Instant, Seq)>>,
+    /// Each [`Request::forget_at`], sorted; a new one comes last, or among others of the same time.
+    memory: VecDeque<(Instant, Seq)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +45,10 @@ pub(super) struct Request {
     /// When it is dropped without an answer.
     pub(super) deadline: Instant,
     pub(super) state: State,
+    /// The time of the next action for it. Each that waits or is not handed over has one.
+    due: Option<Instant>,
+    /// When it is forgotten. Each that is handed over has one.
+    forget_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -69,12 +78,11 @@ impl Requests {
     pub(super) fn new(max: usize) -> Self {
         Self {
             max,
-            by_seq: BTreeMap::new(),
-            ids: BTreeMap::new(),
+            by_seq: HashMap::default(),
             next_id: 0,
             waiting: BTreeSet::new(),
-            due: Timers::default(),
-            memory: Timers::default(),
+            due: BinaryHeap::new(),
+            memory: VecDeque::new(),
         }
     }
 
@@ -117,8 +125,8 @@ impl Requests {
     }
 
     /// The request that was answered longest ago, if any is remembered.
-    pub(super) fn oldest_answered(&mut self) -> Option<Seq> {
-        self.memory.pop(Instant::from_nanos(u64::MAX))
+    pub(super) fn oldest_answered(&self) -> Option<Seq> {
+        self.memory.front().map(|&(_, seq)| seq)
     }
 
     /// Adds a request, for which a search begins.
@@ -129,21 +137,23 @@ impl Requests {
         question: Question,
         deadline: Instant,
     ) -> KernelRequest {
-        let state = State::Postponed { why: Counter::TimedOut };
-        let request = Request { question, asked_at: now, mentioned_at: now, deadline, state };
+        let id = self.next_id(seq);
+        let (state, due) = (State::Searching(id), Some(deadline));
+        let (asked_at, mentioned_at, forget_at) = (now, now, None);
+        let request = Request { question, asked_at, mentioned_at, deadline, state, due, forget_at };
         self.by_seq.insert(seq, request);
         self.waiting.insert((now, seq));
-        self.seek(seq)
+        self.due.push(Reverse((deadline, seq)));
+        id
     }
 
     /// A search for the answer begins, until the deadline.
     pub(super) fn seek(&mut self, seq: Seq) -> KernelRequest {
-        let id = KernelRequest(self.next_id);
-        self.next_id += 1;
+        let id = self.next_id(seq);
         if let Some(request) = self.by_seq.get_mut(&seq) {
             request.state = State::Searching(id);
-            self.ids.insert(id, seq);
-            self.due.set(seq, Some(request.deadline));
+            let deadline = request.deadline;
+            self.set_due(seq, Some(deadline));
         }
         id
     }
@@ -152,7 +162,8 @@ impl Requests {
     pub(super) fn postpone(&mut self, seq: Seq, why: Counter, until: Instant) {
         if let Some(request) = self.by_seq.get_mut(&seq) {
             request.state = State::Postponed { why };
-            self.due.set(seq, Some(until.min(request.deadline)));
+            let until = until.min(request.deadline);
+            self.set_due(seq, Some(until));
         }
     }
 
@@ -162,57 +173,99 @@ impl Requests {
         self.waiting.remove(&(request.mentioned_at, seq));
         let answered = Answered { gid, queued: None, nudges: MAX_NUDGES, repeated: false };
         request.state = State::Answered(answered);
-        self.due.set(seq, Some(request.deadline));
         Some(request.asked_at)
     }
 
     /// Sends the answer again at `at`, unless an earlier time is set.
     pub(super) fn answer_again(&mut self, seq: Seq, at: Instant) {
-        if !self.due.contains(seq) {
-            self.due.set(seq, Some(at));
+        if self.by_seq.get(&seq).is_some_and(|request| request.due.is_none()) {
+            self.set_due(seq, Some(at));
         }
     }
 
     /// The first answer has been handed over; the request is remembered until `forget_at`.
     pub(super) fn remember(&mut self, seq: Seq, forget_at: Instant, repeat_at: Option<Instant>) {
-        self.memory.set(seq, Some(forget_at));
-        self.due.set(seq, repeat_at);
+        if let Some(request) = self.by_seq.get_mut(&seq) {
+            request.forget_at = Some(forget_at);
+            let time = (forget_at, seq);
+            let later = self.memory.iter().rev().take_while(|other| **other > time).count();
+            self.memory.insert(self.memory.len() - later, time);
+            self.set_due(seq, repeat_at);
+        }
     }
 
     pub(super) fn is_remembered(&self, seq: Seq) -> bool {
-        self.memory.contains(seq)
+        self.by_seq.get(&seq).is_some_and(|request| request.forget_at.is_some())
     }
 
-    /// Ends the search `id`.
-    pub(super) fn end(&mut self, id: KernelRequest) -> Option<Seq> {
-        self.ids.remove(&id)
+    /// Ends the search `id`, if it still goes on.
+    pub(super) fn end(&self, id: KernelRequest) -> Option<Seq> {
+        let request = self.by_seq.get(&id.seq)?;
+        matches!(request.state, State::Searching(at) if at == id).then_some(id.seq)
     }
 
     pub(super) fn remove(&mut self, seq: Seq) -> Option<Request> {
         let request = self.by_seq.remove(&seq)?;
         self.waiting.remove(&(request.mentioned_at, seq));
-        self.due.set(seq, None);
-        self.memory.set(seq, None);
-        if let State::Searching(id) = request.state {
-            self.ids.remove(&id);
-        }
+        self.drop_old_times();
         Some(request)
     }
 
     /// The numbers of all requests, in order.
     pub(super) fn seqs(&self) -> Vec<Seq> {
-        self.by_seq.keys().copied().collect()
+        let mut seqs: Vec<_> = self.by_seq.keys().copied().collect();
+        seqs.sort_unstable();
+        seqs
     }
 
     pub(super) fn next_timeout(&self) -> Option<Instant> {
-        [self.due.next(), self.memory.next()].into_iter().flatten().min()
+        let due = self.due.peek().map(|&Reverse((at, _))| at);
+        due.into_iter().chain(self.memory.front().map(|&(at, _)| at)).min()
     }
 
     pub(super) fn pop_due(&mut self, now: Instant) -> Option<Seq> {
-        self.due.pop(now)
+        let &Reverse((_, seq)) = self.due.peek().filter(|Reverse((at, _))| *at <= now)?;
+        self.set_due(seq, None);
+        Some(seq)
     }
 
-    pub(super) fn pop_forgotten(&mut self, now: Instant) -> Option<Seq> {
-        self.memory.pop(now)
+    /// A request that is to be forgotten.
+    pub(super) fn next_forgotten(&self, now: Instant) -> Option<Seq> {
+        self.memory.front().filter(|(at, _)| *at <= now).map(|&(_, seq)| seq)
     }
+
+    fn next_id(&mut self, seq: Seq) -> KernelRequest {
+        let number = self.next_id;
+        self.next_id += 1;
+        KernelRequest { number, seq }
+    }
+
+    fn set_due(&mut self, seq: Seq, at: Option<Instant>) {
+        let Some(request) = self.by_seq.get_mut(&seq) else { return };
+        if mem::replace(&mut request.due, at) != at {
+            self.due.extend(at.map(|at| Reverse((at, seq))));
+            self.drop_old_times();
+        }
+    }
+
+    fn drop_old_times(&mut self) {
+        let Self { by_seq, due, memory, .. } = self;
+        let is_due = |Reverse((at, seq)): &Reverse<(Instant, Seq)>| {
+            by_seq.get(seq).is_some_and(|request| request.due == Some(*at))
+        };
+        while due.peek().is_some_and(|time| !is_due(time)) {
+            due.pop();
+        }
+        let is_kept = |(at, seq): &(Instant, Seq)| {
+            by_seq.get(seq).is_some_and(|request| request.forget_at == Some(*at))
+        };
+        while memory.pop_front_if(|time| !is_kept(time)).is_some() {}
+        if due.len() + memory.len() > 3 * by_seq.len() + Self::OLD_TIMES {
+            due.retain(is_due);
+            memory.retain(is_kept);
+        }
+    }
+
+    /// So many times that no longer count may be queued in any case.
+    const OLD_TIMES: usize = 64;
 }

@@ -183,8 +183,11 @@ impl Node {
 
     /// Passes an input to its core.
     pub fn handle_input<'a>(&mut self, now: Instant, input: impl Into<Input<'a>>) {
-        (self.now, self.is_drained) = (now, false);
-        match input.into() {
+        let input = input.into();
+        self.now = now;
+        // What the kernel says is passed on by `route`, if it concerns another core.
+        self.is_drained &= matches!(input, Input::LocalService(_));
+        match input {
             Input::View(input) => {
                 let was_known = self.view.is_synced();
                 self.view.handle_input(now, input);
@@ -231,6 +234,7 @@ impl Node {
             } else {
                 return;
             }
+            self.is_drained = false;
         }
     }
 

@@ -2,7 +2,7 @@
 
 //! The paths that a caller gets for a record of the SA.
 
-use ibarr_common::ib::{Lid, PathRecord};
+use ibarr_common::ib::{Gid, Lid, PathRecord};
 use ibarr_common::wire::ls::{Path, PathFlags, PathUse, Paths};
 use ibarr_common::wire::path_record::{Fields, PathRecordWire};
 
@@ -36,8 +36,10 @@ struct Floating {
 
 /// `None` if the path stays in its subnet, or one of its ends has no floating LID.
 fn floating(record: PathRecord) -> Option<Floating> {
-    let Fields { dgid, sgid, hop_limit, .. } = Fields::parse(&record).ok()?;
+    let wire = PathRecordWire::from(record);
+    let (sgid, dgid) = (Gid::new(wire.sgid)?, Gid::new(wire.dgid)?);
     let (here, there) = (sgid.flid()?, dgid.flid()?);
+    let Fields { hop_limit, .. } = Fields::parse(&record).ok()?;
     if hop_limit <= 1 || sgid.flid_subnet() == dgid.flid_subnet() {
         return None;
     }

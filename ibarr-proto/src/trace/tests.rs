@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ibarr_common::ib::Gid;
 use ibarr_common::wire::ip2gid::MsgId;
+use ibarr_common::wire::ls::Seq;
 
 use super::*;
 use crate::local_service::Counter;
@@ -105,7 +106,7 @@ fn answered(id: Id, outcome: Outcome) -> Answered {
 }
 
 fn kernel(flight: u64) -> Id {
-    Id::Address(RequestId::Kernel(KernelRequest(flight)))
+    Id::Address(RequestId::Kernel(KernelRequest { number: flight, seq: Seq(0) }))
 }
 
 fn user(number: u64) -> Id {
