@@ -106,7 +106,9 @@ fn way_on(
     packets: Traffic,
 ) -> Result<(Route, Option<IpAddr>), NoRoute> {
     let request = routes::request(seq, candidate, packets);
-    let answer = ask_on(socket, &request, seq, |frame| routes::route(frame, candidate).map(Some));
+    let answer = ask_on(socket, &mut buffer(), &request, seq, |frame| {
+        routes::route(frame, candidate).map(Some)
+    });
     match answer.map(|found| found.first().copied()) {
         Ok(Some((route, source))) => Ok((route?, source)),
         Ok(None) => Err(NoRoute::Malformed),
@@ -128,12 +130,18 @@ pub(crate) fn ask<T>(
     parse: impl Fn(&Frame<'_>) -> Result<Option<T>, Malformed>,
 ) -> Result<Vec<T>, Error> {
     let socket = open().map_err(io::Error::from)?;
-    ask_on(&socket, request, 0, parse)
+    ask_on(&socket, &mut buffer(), request, 0, parse)
+}
+
+/// Room for an answer. The kernel fills at most 32 KiB at a time (`netlink_recvmsg`).
+pub(super) fn buffer() -> Vec<u8> {
+    vec![0; 64 << 10]
 }
 
 /// Sends requests, and returns what `parse` finds in the answer to that with this number.
 pub(super) fn ask_on<T>(
     socket: &OwnedFd,
+    buffer: &mut [u8],
     requests: &[u8],
     seq: u32,
     parse: impl Fn(&Frame<'_>) -> Result<Option<T>, Malformed>,
@@ -141,15 +149,14 @@ pub(super) fn ask_on<T>(
     // An answer is there when the request is sent, and the next part of a dump when one is read.
     let fd = socket.as_raw_fd();
     sendto(fd, requests, &NetlinkAddr::new(0, 0), MsgFlags::empty()).map_err(io::Error::from)?;
-    // The kernel fills at most 32 KiB at a time (`netlink_recvmsg`).
-    let (mut found, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
+    let mut found = Vec::new();
     loop {
-        let (len, from) = recvfrom::<NetlinkAddr>(fd, &mut buffer).map_err(io::Error::from)?;
+        let (len, from) = recvfrom::<NetlinkAddr>(fd, buffer).map_err(io::Error::from)?;
         // Any process may send messages here; the kernel's address is 0.
         if from.is_none_or(|from| from.pid() != 0) {
             continue;
         }
-        for frame in message::frames(buffer.get(..len).unwrap_or(&buffer)) {
+        for frame in message::frames(buffer.get(..len).unwrap_or(buffer)) {
             let frame = frame.map_err(Error::Malformed)?;
             if frame.seq != seq {
                 continue;

@@ -17,7 +17,7 @@ use nix::sys::socket::SockProtocol;
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-use super::ask::{Error, ask_on};
+use super::ask::{self, Error, ask_on};
 use super::message::{self, ALL_SET, rtattr};
 use super::neigh::{self, ADDRESS_V4, ADDRESS_V6};
 use crate::sys::local_service::Quiet;
@@ -123,6 +123,8 @@ impl Nudger {
 struct Neighbours {
     fd: OwnedFd,
     seq: u32,
+    /// Kept: to clear one for each nudge would cost more than the nudge.
+    buffer: Vec<u8>,
 }
 
 struct Entry {
@@ -148,7 +150,8 @@ impl Neighbours {
     const ATTEMPTS: u32 = 4;
 
     fn open() -> io::Result<Self> {
-        Ok(Self { fd: netlink::open(SockProtocol::NetlinkRoute, 0)?, seq: 0 })
+        let fd = netlink::open(SockProtocol::NetlinkRoute, 0)?;
+        Ok(Self { fd, seq: 0, buffer: ask::buffer() })
     }
 
     fn nudge(&mut self, fallback: Option<NudgeTarget>) -> Result<IfIndex, NudgeError> {
@@ -204,8 +207,8 @@ impl Neighbours {
     }
 
     /// The kernel's answer to the request with `seq`, one of these.
-    fn verdict(&self, requests: &[u8], seq: u32) -> io::Result<Result<(), Errno>> {
-        match ask_on(&self.fd, requests, seq, |_| Ok(None::<()>)) {
+    fn verdict(&mut self, requests: &[u8], seq: u32) -> io::Result<Result<(), Errno>> {
+        match ask_on(&self.fd, &mut self.buffer, requests, seq, |_| Ok(None::<()>)) {
             Ok(_) => Ok(Ok(())),
             Err(Error::Refused(error)) => Ok(Err(Errno::try_from(error)?)),
             Err(error) => Err(error.into()),
