@@ -5,10 +5,16 @@
 //!
 //! There are some twenty channels, and most of the time all but one are silent. Polling all of them
 //! after every request of the kernel would cost more than the answer, so a channel is polled only
-//! after something was put into it.
+//! after something was put into it: each has a waker of its own.
 
-use futures_util::stream::{self, BoxStream, SelectAll};
-use futures_util::{FutureExt as _, Stream, StreamExt as _};
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use futures_util::stream::{self, BoxStream};
+use futures_util::task::AtomicWaker;
+use futures_util::{Stream, StreamExt as _};
 use ibarr_proto::local_view;
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
@@ -52,7 +58,37 @@ pub(super) enum Input {
 
 /// The receiving ends of the channels.
 #[derive(Default)]
-pub(super) struct Inputs(SelectAll<BoxStream<'static, Input>>);
+pub(super) struct Inputs {
+    /// `None` after a channel was closed.
+    channels: Vec<Option<Channel>>,
+    ready: Arc<Ready>,
+    /// The channel that is polled first if it is ready: they take turns.
+    next: u32,
+}
+
+struct Channel {
+    inputs: BoxStream<'static, Input>,
+    waker: Waker,
+}
+
+/// The channels that may have something.
+#[derive(Default)]
+struct Ready {
+    /// A bit for each.
+    channels: AtomicU64,
+    engine: AtomicWaker,
+}
+
+/// Wakes the engine for the channel with this number.
+struct ChannelWaker(u32, Arc<Ready>);
+
+impl Wake for ChannelWaker {
+    fn wake(self: Arc<Self>) {
+        let Self(number, ready) = &*self;
+        ready.channels.fetch_or(1 << number, Ordering::AcqRel);
+        ready.engine.wake();
+    }
+}
 
 impl Inputs {
     /// Adds `channel`, until its other end is dropped.
@@ -67,7 +103,11 @@ impl Inputs {
 
     /// Adds the inputs of a stream, until it ends.
     pub(super) fn add_stream(&mut self, inputs: impl Stream<Item = Input> + Send + 'static) {
-        self.0.push(inputs.boxed());
+        let number = u32::try_from(self.channels.len()).unwrap_or(u32::MAX);
+        assert!(number < u64::BITS, "a bit for each channel");
+        let waker = Waker::from(Arc::new(ChannelWaker(number, Arc::clone(&self.ready))));
+        self.channels.push(Some(Channel { inputs: inputs.boxed(), waker }));
+        self.ready.channels.fetch_or(1 << number, Ordering::AcqRel);
     }
 
     pub(super) fn add_signals(&mut self, signals: Signals) {
@@ -78,17 +118,50 @@ impl Inputs {
             yield_now().await;
             Some((Input::Command(command), signals))
         });
-        self.0.push(commands.boxed());
+        self.add_stream(commands);
     }
 
     /// Waits for the next input; `None` if all channels are closed. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Input> {
-        self.0.next().await
+        poll_fn(|context| match self.poll_next(context) {
+            Poll::Pending if self.channels.iter().all(Option::is_none) => Poll::Ready(None),
+            input => input.map(Some),
+        })
+        .await
+    }
+
+    /// The next input, or the engine is woken when there may be one.
+    pub(super) fn poll_next(&mut self, context: &Context<'_>) -> Poll<Input> {
+        self.ready.engine.register(context.waker());
+        self.poll().map_or(Poll::Pending, Poll::Ready)
     }
 
     /// The next input, if there is one already.
     pub(super) fn poll(&mut self) -> Option<Input> {
-        self.next().now_or_never().flatten()
+        // Each at most once: one that has used up the time that the runtime gives the engine wakes it at once.
+        for _ in 0..self.channels.len() {
+            let ready = self.ready.channels.load(Ordering::Acquire);
+            if ready == 0 {
+                break;
+            }
+            let number = (ready.rotate_right(self.next).trailing_zeros() + self.next) % u64::BITS;
+            self.next = (number + 1) % u64::BITS;
+            // It may get something while it is polled.
+            self.ready.channels.fetch_and(!(1 << number), Ordering::AcqRel);
+            let channel = usize::try_from(number).ok().and_then(|at| self.channels.get_mut(at));
+            let Some(slot) = channel else { continue };
+            let Some(Channel { inputs, waker }) = slot else { continue };
+            match inputs.poll_next_unpin(&mut Context::from_waker(waker)) {
+                Poll::Ready(Some(input)) => {
+                    // It may have more.
+                    self.ready.channels.fetch_or(1 << number, Ordering::AcqRel);
+                    return Some(input);
+                }
+                Poll::Ready(None) => *slot = None,
+                Poll::Pending => {}
+            }
+        }
+        None
     }
 }
 

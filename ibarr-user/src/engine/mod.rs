@@ -29,10 +29,13 @@ mod summary;
 mod trace;
 mod users;
 
+use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::stream;
@@ -262,13 +265,20 @@ impl Engine {
         if let Err(error) = self.timer.set(due) {
             error!(%error, "the timer cannot be set");
         }
-        tokio::select! {
-            biased;
-            event = self.kernel.socket.next() => Input::LocalService(event),
-            Some(input) = self.inputs.next() => input,
-            _ = self.timer.expired() => Input::Timeout,
-            () = self.servers.next_start() => Input::Timeout,
-        }
+        let Self { kernel, inputs, timer, servers, .. } = self;
+        let mut start = pin!(servers.next_start());
+        poll_fn(|context| {
+            if let Poll::Ready(event) = kernel.socket.poll_event(context) {
+                return Poll::Ready(Input::LocalService(event));
+            }
+            if let Poll::Ready(input) = inputs.poll_next(context) {
+                return Poll::Ready(input);
+            }
+            let is_due = timer.poll_expired(context).is_ready();
+            let is_due = is_due || start.as_mut().poll(context).is_ready();
+            if is_due { Poll::Ready(Input::Timeout) } else { Poll::Pending }
+        })
+        .await
     }
 
     /// Answers the kernel's requests whose answer is known already, then restores the kernel's

@@ -8,6 +8,7 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 
 use ibarr_common::wire::ls::PortId;
 use nix::errno::Errno;
@@ -189,20 +190,27 @@ impl Socket {
         Quiet { inbound: Arc::downgrade(&self.inbound), read }
     }
 
-    /// Waits until a read would return something, even an error. Cancel safe.
-    ///
-    /// # Errors
-    /// Only if the runtime is being shut down.
-    pub async fn readable(&self) -> io::Result<()> {
-        self.fd.readable().await.map(|mut ready| ready.retain_ready())
+    /// Ready when a read would return something, even an error. Wakes the last caller alone.
+    pub fn poll_readable(&self, context: &mut Context<'_>) -> Poll<()> {
+        match self.fd.poll_read_ready(context) {
+            Poll::Ready(Ok(mut ready)) => {
+                ready.retain_ready();
+                Poll::Ready(())
+            }
+            // An error only if the runtime is being shut down.
+            _ => Poll::Pending,
+        }
     }
 
-    /// Waits until there is room for a message. Cancel safe.
-    ///
-    /// # Errors
-    /// Only if the runtime is being shut down.
-    pub async fn writable(&self) -> io::Result<()> {
-        self.fd.writable().await.map(|mut ready| ready.retain_ready())
+    /// Ready when there is room for a message. Wakes the last caller alone.
+    pub fn poll_writable(&self, context: &mut Context<'_>) -> Poll<()> {
+        match self.fd.poll_write_ready(context) {
+            Poll::Ready(Ok(mut ready)) => {
+                ready.retain_ready();
+                Poll::Ready(())
+            }
+            _ => Poll::Pending,
+        }
     }
 
     /// Reads one datagram, without waiting.
@@ -329,6 +337,7 @@ pub const RECEIVE_BUFFER: usize = 16 << 20;
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::os::unix::net::{UnixDatagram, UnixStream};
 
     use nix::sys::socket::{SockFlag, socketpair};
@@ -348,7 +357,7 @@ mod tests {
         for message in [&b"ask"[..], &[7; 100]] {
             send(kernel.as_raw_fd(), message, MsgFlags::empty()).unwrap();
         }
-        socket.readable().await.unwrap();
+        poll_fn(|context| socket.poll_readable(context)).await;
         let mut buffer = [0; 32];
         let datagram = |len| Received::Datagram { len, from_kernel: true };
         assert_eq!(socket.try_recv(&mut buffer).unwrap(), datagram(3));
@@ -359,7 +368,7 @@ mod tests {
         assert_eq!(socket.try_recv(&mut buffer).unwrap(), Received::Drained);
         assert_eq!(socket.try_recv(&mut buffer).unwrap(), Received::Drained);
         drop(kernel);
-        socket.readable().await.unwrap();
+        poll_fn(|context| socket.poll_readable(context)).await;
         assert_eq!(socket.try_recv(&mut buffer).unwrap(), Received::Closed);
     }
 
@@ -371,7 +380,7 @@ mod tests {
         assert!(!quiet.is_over());
         send(kernel.as_raw_fd(), b"ask", MsgFlags::empty()).unwrap();
         assert!(quiet.is_over());
-        socket.readable().await.unwrap();
+        poll_fn(|context| socket.poll_readable(context)).await;
         let mut buffer = [0; 32];
         assert!(matches!(socket.try_recv(&mut buffer).unwrap(), Received::Datagram { .. }));
         assert!(quiet.is_over());
@@ -399,7 +408,7 @@ mod tests {
         for _ in 0..sent {
             nix::sys::socket::recv(kernel.as_raw_fd(), &mut [0; 32], MsgFlags::empty()).unwrap();
         }
-        socket.writable().await.unwrap();
+        poll_fn(|context| socket.poll_writable(context)).await;
         socket.try_send(b"answer").unwrap();
     }
 

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::task::{Context, Poll, ready};
 
 use ibarr_common::Instant;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
@@ -52,20 +53,24 @@ impl Timer {
         Ok(())
     }
 
-    /// Waits until the timer expires. Cancel safe.
-    ///
-    /// # Errors
-    /// Only if the runtime is being shut down.
-    pub(crate) async fn expired(&mut self) -> io::Result<()> {
-        let alarm = &self.alarm;
-        self.fd.async_io(Interest::READABLE, |_| Ok(alarm.wait()?)).await?;
-        self.set = None;
-        Ok(())
+    /// Ready when the timer has expired.
+    pub(crate) fn poll_expired(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            // An error only if the runtime is being shut down.
+            let Ok(mut guard) = ready!(self.fd.poll_read_ready(context)) else {
+                return Poll::Pending;
+            };
+            if guard.try_io(|_| Ok(self.alarm.wait()?)).is_ok() {
+                self.set = None;
+                return Poll::Ready(());
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::time::Duration;
 
     use super::*;
@@ -78,10 +83,10 @@ mod tests {
         timer.set(Some(begun + Duration::from_millis(3))).unwrap();
         // An earlier expiry stays.
         timer.set(Some(begun + Duration::from_mins(1))).unwrap();
-        timer.expired().await.unwrap();
+        poll_fn(|context| timer.poll_expired(context)).await;
         assert!(clock::now() >= begun + Duration::from_millis(3));
         // Arm it again, in the past.
         timer.set(Some(Instant::BOOT)).unwrap();
-        timer.expired().await.unwrap();
+        poll_fn(|context| timer.poll_expired(context)).await;
     }
 }

@@ -5,10 +5,10 @@
 //!
 //! The core says when to open it again. An inherited stand-in for the kernel is used until it is closed.
 
-use std::future::pending;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use ibarr_proto::health::{KernelSilent, Listener};
 use ibarr_proto::local_service::{Closed, Input};
@@ -78,14 +78,13 @@ impl LocalService {
         this
     }
 
-    /// Waits for the next event. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Event {
-        let State::Open(socket, _) = &self.state else { return pending().await };
-        let (ready, event) = match self.unsent {
-            Some(_) => (socket.writable().await, Event::Writable),
-            None => (socket.readable().await, Event::Readable),
-        };
-        if ready.is_ok() { event } else { pending().await }
+    /// The next event, or the caller is woken when there is one.
+    pub(crate) fn poll_event(&self, context: &mut Context<'_>) -> Poll<Event> {
+        let State::Open(socket, _) = &self.state else { return Poll::Pending };
+        match self.unsent {
+            Some(_) => socket.poll_writable(context).map(|()| Event::Writable),
+            None => socket.poll_readable(context).map(|()| Event::Readable),
+        }
     }
 
     /// Whether it is open, for the core.
