@@ -30,7 +30,7 @@ pub(super) struct Requests {
     next_id: u64,
     /// Requests that wait for an answer, by the time when the kernel last sent them.
     waiting: BTreeSet<(Instant, Seq)>,
-    /// Each [`Request::due`].
+    /// Each [`Request::due`], the earliest first.
     due: BinaryHeap<Reverse<(Instant, Seq)>>,
     /// Each [`Request::forget_at`], sorted; a new one comes last, or among others of the same time.
     memory: VecDeque<(Instant, Seq)>,
