@@ -155,7 +155,7 @@ impl Controller {
     fn make_package(&self, name: &str, end: &str, change: &str) -> String {
         self.ok(&format!("dpkg-deb --raw-extract /ibarr.deb /{name} && sed --in-place 's/^Version: .*/&{end}/' /{name}/DEBIAN/control"));
         self.ok(change);
-        self.ok(&format!("dpkg-deb --build /{name} /{name}.deb"));
+        self.ok(&format!("dpkg-deb -Znone --build /{name} /{name}.deb"));
         format!("/{name}.deb")
     }
 

@@ -55,7 +55,7 @@ const C_ORIGINAL: &str = r#"mkdir -p /c/DEBIAN /c/usr/bin /c/usr/lib/systemd/sys
     printf '#!/usr/bin/perl\nuse IO::Socket::INET;\nmy $port = IO::Socket::INET->new(Proto => "udp", LocalPort => 4791) or die;\nsleep;\n' > /c/usr/bin/ibarr
     printf '[Service]\nExecStart=/usr/bin/ibarr\n[Install]\nWantedBy=multi-user.target\nAlias=ip2gid.service\n' > /c/usr/lib/systemd/system/ibarr.service
     chmod 755 /c/usr/bin/ibarr
-    dpkg-deb --build /c /c.deb"#;
+    dpkg-deb -Znone --build /c /c.deb"#;
 
 #[test]
 fn running_c_original_is_replaced_by_the_package() {

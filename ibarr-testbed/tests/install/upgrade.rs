@@ -94,7 +94,7 @@ impl Drop for Over<'_> {
 /// A package of this tree with a later version.
 const LATER: &str = "dpkg-deb --raw-extract /ibarr.deb /later
     sed --in-place 's/^Version: .*/&+1/' /later/DEBIAN/control
-    dpkg-deb --build /later /later.deb";
+    dpkg-deb -Znone --build /later /later.deb";
 
 /// A node whose daemon answers itself: otherwise the programs would answer meanwhile.
 fn installed() -> Node {
