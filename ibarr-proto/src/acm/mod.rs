@@ -14,6 +14,7 @@ mod hosts;
 mod names;
 mod sources;
 mod types;
+mod young;
 
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,7 @@ use self::sources::Sources;
 pub use self::types::{
     Answer, Ask, ClientId, Config, Counter, Event, Input, LocalEndpoint, Output, Transmit, Which,
 };
+pub use self::young::YoungClients;
 use crate::counters::Counters;
 use crate::ip2gid::Question;
 use crate::paths::{self, NoStart, PortName, Search};
@@ -117,9 +119,7 @@ enum Known {
     /// The destination, to which routing chooses a source.
     Unsourced(Question),
     Target(Target),
-    Source {
-        sgid: Gid,
-    },
+    Source(Gid),
     Ends,
     /// Nothing but which endpoint is meant.
     Endpoint,
@@ -293,7 +293,7 @@ impl Acm {
                 return self.seek(id, Some(sgid), Some(dgid));
             }
         };
-        resolution.known = Known::Source { sgid };
+        resolution.known = Known::Source(sgid);
         let Resolution { user, deadline, freshness, .. } = **resolution;
         let Some(question) = Question::new(target, None) else {
             return self.refuse(id, Status::DestinationAddress);
@@ -306,7 +306,7 @@ impl Acm {
 
     fn gid_of_target(&mut self, id: ResolutionId, outcome: Outcome) {
         let Some(resolution) = self.resolutions.get_mut(&id) else { return };
-        let Known::Source { sgid } = resolution.known else { return };
+        let Known::Source(sgid) = resolution.known else { return };
         let dgid = match outcome {
             Outcome::Found { gid, source } => {
                 let counter = match source {

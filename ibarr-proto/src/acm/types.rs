@@ -27,10 +27,6 @@ pub struct Config {
 }
 
 impl Config {
-    /// The driver leaves a connection to the next daemon when it is older than this and younger than twice this, so that
-    /// many are left together.
-    pub const AGE_TO_KEEP: Duration = Duration::from_millis(100);
-
     /// With at most so many clients.
     #[must_use]
     pub fn with_clients(self, most: usize) -> Self {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ibarr_common::Instant;
 use ibarr_common::wire::acm::MAX_REQUEST_LEN;
-use ibarr_proto::acm::{ClientId, Input, Output, Transmit};
+use ibarr_proto::acm::{ClientId, Input, Output, Transmit, YoungClients};
 use ibarr_proto::node::{self, Node};
 use ibarr_proto::shares::User;
 use ibarr_proto::turn::Handled;
@@ -17,7 +17,6 @@ use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use super::acm_sockets::{AcmSockets, SocketState};
-use super::acm_young::Young;
 use super::preload::Preloads;
 use crate::config;
 use crate::process::{Systemd, Until};
@@ -27,7 +26,7 @@ use crate::transport::acm::{self, Clients, Event, Inherited, Next, ReadResult, R
 use crate::transport::names::{Named, Names};
 use crate::transport::rtnetlink::{Answer, RouteAnswer, Routes};
 
-/// How many clients are served in a turn, about: as many as it takes other inputs.
+/// About so many clients are served in a turn, as many as other inputs are taken.
 const MOST: usize = 64;
 
 /// The clients, and the sockets where they connect.
@@ -35,7 +34,7 @@ pub(super) struct Acm {
     clients: Clients,
     /// What a look has found, empty between two turns.
     found: Vec<Next>,
-    young: Young,
+    young: YoungClients,
     /// The file of the last reply, until systemd has it.
     last_reply: Option<OwnedFd>,
     /// Connections of the last daemon, until they are in use.
@@ -77,7 +76,7 @@ impl Acm {
         let this = Self {
             clients,
             found,
-            young: Young::default(),
+            young: YoungClients::default(),
             last_reply,
             inherited,
             sockets,

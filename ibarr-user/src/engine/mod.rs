@@ -6,7 +6,6 @@
 
 mod acm;
 mod acm_sockets;
-mod acm_young;
 mod asks;
 mod descriptions;
 mod events;
