@@ -14,7 +14,7 @@ pub(super) struct Queue {
     paths: usize,
     /// The position of the first of the items.
     first: u64,
-    /// `None` for an answer that was removed; the first item is one.
+    /// `None` for an answer that was removed; never at the front.
     items: VecDeque<Option<Item>>,
 }
 

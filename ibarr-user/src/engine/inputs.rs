@@ -61,7 +61,7 @@ pub(super) enum Input {
 pub(super) struct Inputs {
     /// `None` after a channel was closed.
     channels: Vec<Option<Channel>>,
-    ready: Arc<Ready>,
+    ready: Arc<ReadyChannels>,
     /// The channel that is polled first if it is ready: they take turns.
     next: u32,
 }
@@ -73,14 +73,14 @@ struct Channel {
 
 /// The channels that may have something.
 #[derive(Default)]
-struct Ready {
+struct ReadyChannels {
     /// A bit for each.
     channels: AtomicU64,
     engine: AtomicWaker,
 }
 
 /// Wakes the engine for the channel with this number.
-struct ChannelWaker(u32, Arc<Ready>);
+struct ChannelWaker(u32, Arc<ReadyChannels>);
 
 impl Wake for ChannelWaker {
     fn wake(self: Arc<Self>) {

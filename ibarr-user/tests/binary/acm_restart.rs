@@ -119,7 +119,7 @@ fn clients_that_wait_at_the_end_are_answered_by_the_next_daemon() {
 
 /// A connection is handed to systemd when it has lived for a moment.
 #[test]
-fn connection_of_the_last_moment_outlives_an_end_and_is_closed_by_a_kill() {
+fn new_connection_outlives_an_end_but_not_a_kill() {
     for (signal, name) in [(Signal::SIGKILL, "acm-young-kill"), (Signal::SIGTERM, "acm-young-end")]
     {
         let dir = TempDir::new(name);

@@ -127,7 +127,7 @@ async fn client_that_waits_is_served_before_the_next_is_let_in() {
         }
     });
     assert!(order.find('c').unwrap() <= 200 + BATCH, "{order}");
-    // Nobody is let in any more.
+    // Nothing listens any more.
     drop((open, newcomer));
     assert!(StdUnixStream::connect(&path).is_err());
 }
@@ -157,7 +157,7 @@ async fn longest_reply_is_one_write_into_a_socket_of_the_usual_size() {
 }
 
 #[tokio::test]
-async fn reply_without_room_goes_on_when_its_client_reads_and_others_are_served_meanwhile() {
+async fn reply_without_room_goes_on_later_and_delays_no_other_client() {
     let (mut clients, mut received) = clients();
     let (small, mut slow) = connection();
     setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
@@ -187,7 +187,7 @@ async fn reply_without_room_goes_on_when_its_client_reads_and_others_are_served_
 }
 
 #[tokio::test]
-async fn client_with_a_part_of_its_reply_loses_its_connection_to_the_next_daemon() {
+async fn client_with_a_part_of_its_reply_loses_its_connection() {
     let (mut clients, mut received) = clients();
     let (small, mut slow) = connection();
     setsockopt(&small, sockopt::SndBuf, &4096).unwrap();
