@@ -133,6 +133,8 @@ enum BenchCommand {
         user: u32,
         #[arg(long)]
         asks: Option<usize>,
+        #[arg(long)]
+        endpoint: bool,
     },
 }
 
@@ -278,8 +280,9 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
         BenchCommand::AcmRate(how) => how.take(store, userns, bench::acm)?,
         BenchCommand::AcmEcho { socket } => bench::acm_echo::serve(&socket)?,
         BenchCommand::AcmPlain { socket } => match bench::acm_echo::plain(&socket)? {},
-        BenchCommand::AcmClients { socket, clients, user, asks } => {
-            bench::acm_clients(&socket, clients, user, asks)?;
+        BenchCommand::AcmClients { socket, clients, user, asks, endpoint } => {
+            let what = if endpoint { bench::What::Endpoint } else { bench::What::Path };
+            bench::acm_clients(&socket, clients, user, what, asks)?;
         }
         BenchCommand::Echo { port } => bench::echo::serve(port)?,
         BenchCommand::LsEcho => {

@@ -79,7 +79,7 @@ pub fn acm(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -> R
     for (clients, what) in all {
         let mut loads = Vec::new();
         for (_, socket) in servers {
-            loads.push(Load::start(socket, clients, None)?);
+            loads.push(Load::start(socket, clients, What::Path, None)?);
         }
         let [ours, echo, plain] = super::in_turn(quick, interrupt, |index, time| {
             let (pid, _) = servers[index];
@@ -114,7 +114,7 @@ fn visits(
 ) -> Result<()> {
     let mut loads = Vec::new();
     for (_, socket) in servers {
-        loads.push(Load::start(socket, clients, Some(asks))?);
+        loads.push(Load::start(socket, clients, What::Path, Some(asks))?);
     }
     let mut waits = [Vec::new(), Vec::new()];
     let [ours, plain] = super::in_turn(quick, interrupt, |index, time| {
@@ -146,24 +146,29 @@ fn visits(
 }
 
 /// The directory of the sockets, which every user may enter.
-fn directory() -> Result<TempDir> {
+pub(super) fn directory() -> Result<TempDir> {
     Ok(tempfile::Builder::new().permissions(Permissions::from_mode(0o755)).tempdir()?)
 }
 
 /// Clients of a server, in a process for each user.
-struct Load(Vec<(Child, ChildStdin, BufReader<ChildStdout>)>);
+pub(super) struct Load(Vec<(Child, ChildStdin, BufReader<ChildStdout>)>);
 
 /// The answers of a round, and how long they took in nanoseconds, if that was measured.
 #[derive(Clone, Copy, Default)]
-struct Done {
-    answers: f64,
+pub(super) struct Done {
+    pub(super) answers: f64,
     median: f64,
     percentile_99: f64,
 }
 
 impl Load {
     /// Clients that stay connected, or that connect anew for `asks` requests.
-    fn start(socket: &Path, clients: usize, asks: Option<usize>) -> Result<Self> {
+    pub(super) fn start(
+        socket: &Path,
+        clients: usize,
+        what: What,
+        asks: Option<usize>,
+    ) -> Result<Self> {
         let mut load = Self(Vec::new());
         for user in USER..USER + u32::try_from(clients.div_ceil(OF_USER))? {
             let mut command = Command::new(std::env::current_exe()?);
@@ -171,6 +176,7 @@ impl Load {
             command.args(["--clients", &clients.min(OF_USER).to_string()]);
             command.args(["--user", &user.to_string()]);
             command.args(asks.map(|asks| format!("--asks={asks}")));
+            command.args((what == What::Endpoint).then_some("--endpoint"));
             let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
             let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
             let (stdin, stdout) = stdin.zip(stdout).context("pipes were asked for")?;
@@ -183,7 +189,7 @@ impl Load {
     }
 
     /// How many answers came, and in which time.
-    fn closed_loop(&mut self, time: Duration) -> Result<(Done, Duration)> {
+    pub(super) fn closed_loop(&mut self, time: Duration) -> Result<(Done, Duration)> {
         let begun = Instant::now();
         for (_, hears, _) in &mut self.0 {
             writeln!(hears, "{}", time.as_millis())?;
@@ -215,50 +221,58 @@ fn line(reader: &mut impl io::BufRead) -> Result<String> {
     Ok(line)
 }
 
-/// Connects `clients` as `user`. For each line of the standard input, a number of milliseconds, all ask at once, again
-/// and again, for that time; then the number of answers is printed. With `asks`, all connect anew for so many requests,
-/// and the time that half of them and 99 % took at most is printed, too.
+/// Connects `clients` as `user`. For each line of the standard input, a number of milliseconds, all ask at once, and each
+/// again when it has its answer, for that time; then the number of answers is printed. With `asks`, all connect anew for
+/// so many requests, and the time that half of them and 99 % took at most is printed, too.
 ///
 /// # Errors
 /// An answer is wrong, or there is none.
-pub fn clients(socket: &Path, clients: usize, user: u32, asks: Option<usize>) -> Result<()> {
+pub fn clients(
+    socket: &Path,
+    clients: usize,
+    user: u32,
+    what: What,
+    asks: Option<usize>,
+) -> Result<()> {
     raise_limit()?;
     let user = Uid::from_raw(user);
     setresuid(user, user, user).context("only root asks as other users")?;
+    let mut crowd = Crowd::new(what)?;
     if let Some(asks) = asks {
-        return visitors(socket, clients, asks);
+        return visitors(&mut crowd, socket, clients, asks);
     }
-    let mut streams = Vec::new();
     for _ in 0..clients {
-        let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        streams.push(stream);
+        crowd.connect(socket)?;
     }
-    let mut out = [0; MAX_REQUEST_LEN];
-    let request = Request { tid: Tid([0; 8]), ask: Ask::Resolve(by_gids()) }.emit(&mut out);
-    all_ask(&mut streams, request)?;
+    crowd.all_ask(|_| Then::Rest)?;
     super::echo::say_ready()?;
     for line in io::stdin().lines() {
         let time = Duration::from_millis(line?.parse()?);
         let (begun, mut answers) = (Instant::now(), 0);
-        while begun.elapsed() < time {
-            all_ask(&mut streams, request)?;
-            answers += clients;
-        }
+        crowd.all_ask(|_| {
+            answers += 1;
+            if begun.elapsed() < time { Then::Ask } else { Then::Rest }
+        })?;
         println!("{answers}");
     }
     Ok(())
 }
 
-fn visitors(socket: &Path, clients: usize, asks: usize) -> Result<()> {
-    let mut out = [0; MAX_REQUEST_LEN];
-    let request = Request { tid: Tid([0; 8]), ask: Ask::Resolve(by_gids()) }.emit(&mut out);
+fn visitors(crowd: &mut Crowd, socket: &Path, clients: usize, asks: usize) -> Result<()> {
     super::echo::say_ready()?;
     for line in io::stdin().lines() {
         let time = Duration::from_millis(line?.parse()?);
         let (begun, mut waits) = (Instant::now(), Vec::new());
         while begun.elapsed() < time {
-            visit(socket, clients, asks, request, &mut waits)?;
+            crowd.clients.clear();
+            for _ in 0..clients {
+                crowd.connect(socket)?;
+                crowd.ask(crowd.clients.len() - 1)?;
+            }
+            crowd.answered(|client| {
+                waits.push(client.asked_at.elapsed());
+                if client.asked < asks { Then::Ask } else { Then::Leave }
+            })?;
         }
         waits.sort_unstable();
         let at = |percent| waits.get(waits.len() * percent / 100).map(Duration::as_nanos);
@@ -268,64 +282,102 @@ fn visitors(socket: &Path, clients: usize, asks: usize) -> Result<()> {
     Ok(())
 }
 
-/// All connect and ask, then each asks again when it has its answer, `asks` times, and goes.
-fn visit(
-    socket: &Path,
-    clients: usize,
-    asks: usize,
-    request: &[u8],
-    waits: &mut Vec<Duration>,
-) -> Result<()> {
-    let epoll = Epoll::new(EpollCreateFlags::empty())?;
-    let mut visitors = Vec::with_capacity(clients);
-    for number in 0..clients {
-        let mut stream = UnixStream::connect(socket)?;
-        epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, u64::try_from(number)?))?;
-        let asked_at = Instant::now();
-        stream.write_all(request)?;
-        visitors.push(Some((stream, asked_at, asks)));
+/// What clients ask for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum What {
+    /// A path between two GIDs.
+    Path,
+    /// The first of the endpoints that a daemon has.
+    Endpoint,
+}
+
+/// Clients in one process.
+struct Crowd {
+    epoll: Epoll,
+    clients: Vec<Option<Client>>,
+    request: Vec<u8>,
+    reply_len: usize,
+}
+
+struct Client {
+    stream: UnixStream,
+    asked_at: Instant,
+    asked: usize,
+}
+
+/// What a client does with its answer.
+enum Then {
+    Ask,
+    Rest,
+    Leave,
+}
+
+impl Crowd {
+    fn new(what: What) -> Result<Self> {
+        let mut out = [0; MAX_REQUEST_LEN];
+        let ask = match what {
+            What::Path => Ask::Resolve(by_gids()),
+            What::Endpoint => Ask::Endpoint { index: 1, port: 0 },
+        };
+        let request = Request { tid: Tid([0; 8]), ask }.emit(&mut out).to_vec();
+        // One record is as long as the question, and an echo says that it is no refusal, too.
+        let reply_len = if what == What::Path { request.len() } else { 16 + 80 };
+        let epoll = Epoll::new(EpollCreateFlags::empty())?;
+        Ok(Self { epoll, clients: Vec::new(), request, reply_len })
     }
-    let mut events = [EpollEvent::empty(); 64];
-    let mut left = clients;
-    while left > 0 {
-        let count = epoll.wait(&mut events, EpollTimeout::from(10_000_u16))?;
-        ensure!(count > 0, "no answer");
-        for event in events.get(..count).unwrap_or_default() {
-            let visitor = visitors.get_mut(usize::try_from(event.data())?);
-            let Some(visitor) = visitor else { continue };
-            let Some((stream, asked_at, asks)) = visitor else { continue };
-            let mut reply = [0; 1024];
-            let len = stream.read(&mut reply)?;
-            ensure!(len == request.len() && reply[2] == 0, "{:02x?}", reply.get(..len));
-            waits.push(asked_at.elapsed());
-            *asks -= 1;
-            if *asks == 0 {
-                *visitor = None;
-                left -= 1;
-                continue;
-            }
-            *asked_at = Instant::now();
-            stream.write_all(request)?;
+
+    fn connect(&mut self, socket: &Path) -> Result<()> {
+        let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
+        let number = u64::try_from(self.clients.len())?;
+        self.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, number))?;
+        self.clients.push(Some(Client { stream, asked_at: Instant::now(), asked: 0 }));
+        Ok(())
+    }
+
+    fn ask(&mut self, number: usize) -> Result<()> {
+        if let Some(Some(client)) = self.clients.get_mut(number) {
+            client.asked_at = Instant::now();
+            client.asked += 1;
+            client.stream.write_all(&self.request)?;
         }
+        Ok(())
     }
-    Ok(())
+
+    fn all_ask(&mut self, then: impl FnMut(&Client) -> Then) -> Result<()> {
+        (0..self.clients.len()).try_for_each(|number| self.ask(number))?;
+        self.answered(then)
+    }
+
+    /// All have asked. Ends when none waits for an answer.
+    fn answered(&mut self, mut then: impl FnMut(&Client) -> Then) -> Result<()> {
+        let mut waiting = self.clients.len();
+        let mut events = [EpollEvent::empty(); 64];
+        while waiting > 0 {
+            let count = self.epoll.wait(&mut events, EpollTimeout::from(10_000_u16))?;
+            ensure!(count > 0, "no answer");
+            for event in events.get(..count).unwrap_or_default() {
+                let number = usize::try_from(event.data())?;
+                let Some(place) = self.clients.get_mut(number) else { continue };
+                let Some(client) = place else { continue };
+                let mut reply = [0; 1024];
+                let len = client.stream.read(&mut reply)?;
+                ensure!(len >= self.reply_len && reply[2] == 0, "{:02x?}", reply.get(..len));
+                match then(client) {
+                    Then::Ask => self.ask(number)?,
+                    Then::Rest => waiting -= 1,
+                    Then::Leave => {
+                        waiting -= 1;
+                        *place = None;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 fn by_gids() -> Resolve {
     let empty = PathRecordWire::from(PathRecord::from_octets([0; 64]));
     let (sgid, dgid) = (SGID.octets(), near(Seq(1)).octets());
     Resolve::along(PathRecordWire { sgid, dgid, ..empty }.into())
-}
-
-fn all_ask(streams: &mut [UnixStream], request: &[u8]) -> Result<()> {
-    for stream in &mut *streams {
-        stream.write_all(request)?;
-    }
-    for stream in streams {
-        let mut reply = [0; 1024];
-        let len = stream.read(&mut reply).context("no answer")?;
-        // One record is as long as the question, and an echo says that it is no refusal, too.
-        ensure!(len == request.len() && reply[2] == 0, "{:02x?}", reply.get(..len));
-    }
-    Ok(())
 }

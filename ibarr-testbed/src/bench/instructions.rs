@@ -6,6 +6,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use ibarr_common::IfIndex;
@@ -14,6 +15,7 @@ use ibarr_sim::sa::StandIn;
 use nix::net::if_::if_nametoindex;
 use tempfile::TempDir;
 
+use super::acm::{self, What};
 use super::local_service::Server;
 use super::paths::{OWN, SA, SGID, is_path_to, name, near, remembered, subnet, wait_for_port};
 use super::report::Report;
@@ -43,6 +45,12 @@ pub fn instructions(
     let shown = Shown::active(OWN, SGID, SA);
     let wire = Administrator::new(StandIn::new(subnet(), SA, 1));
     let port = Port::new(&lab.files(&asker).infiniband(), name(), 0, Some(shown), wire)?;
+    let sockets = acm::directory()?;
+    let socket = sockets.path().join("acm");
+    let config = lab.files(&asker).config();
+    let before = fs::read_to_string(&config)?;
+    let serve = format!("[acm]\nserve = \"tools\"\nsocket = \"{}\"\n", socket.display());
+    fs::write(&config, before + &serve)?;
     let daemon = Server::daemon(&mut lab, asker.name, interrupt)?;
     wait_for_port(&lab, &asker, interrupt)?;
     let ifindex = netns::inside(&asker.namespace, || Ok(if_nametoindex(Node::INTERFACE)?))?;
@@ -74,6 +82,23 @@ pub fn instructions(
             let request = |seq| request.emit(seq);
             daemon.exchange(outstanding, |sent| sent < count, request, is_right).map(drop)
         })?;
+    }
+    let time = Duration::from_millis(if quick { 50 } else { 3_000 });
+    for (clients, what) in [
+        (1, What::Path),
+        (100, What::Path),
+        (1_000, What::Path),
+        (1, What::Endpoint),
+        (100, What::Endpoint),
+    ] {
+        let mut load = acm::Load::start(&socket, clients, what, None)?;
+        load.closed_loop(time / 10)?;
+        callgrind.counted(daemon.pid())?;
+        let (done, _) = load.closed_loop(time)?;
+        let an_answer = callgrind.counted(daemon.pid())? / done.answers;
+        let wish = if what == What::Path { "path by GIDs" } else { "endpoint" };
+        report.add(format!("ACM, {wish}, clients: {clients}"), an_answer, None);
+        interrupt.check()?;
     }
     drop((daemon, port));
     lab.down()?;

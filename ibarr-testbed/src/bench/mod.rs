@@ -36,7 +36,7 @@ use load::Load;
 use process::Helper;
 use report::{Round, Target};
 
-pub use acm::{acm, clients as acm_clients};
+pub use acm::{What, acm, clients as acm_clients};
 pub use addresses::addresses;
 pub use fleet::fleet;
 pub use instructions::instructions;
