@@ -27,7 +27,7 @@ pub(super) struct Kernel {
 
 /// The longest request has 160 bytes, and the kernel sends each in its own datagram. The buffer is
 /// cleared before each read, so it is not much larger.
-const REQUEST_BUFFER: usize = 1024;
+const REQUEST_BUFFER: usize = 256;
 
 impl Kernel {
     pub(super) fn room(&self) -> Room {
