@@ -133,6 +133,19 @@ pub enum Event {
     PathAnswered(paths::Answered),
 }
 
+impl Event {
+    /// Whether it leads to no output but answers to the kernel and MADs.
+    pub(crate) fn is_for_kernel_alone(&self) -> bool {
+        match self {
+            Self::LookUp(_) | Self::AskSa(_) => true,
+            Self::Answered { id, .. } | Self::PathAnswered(paths::Answered { id, .. }) => {
+                matches!(id, RequestId::Kernel(_))
+            }
+            _ => false,
+        }
+    }
+}
+
 impl Default for Requests {
     /// No request is pending.
     fn default() -> Self {

@@ -216,25 +216,28 @@ impl Node {
         self.route(now);
     }
 
-    /// Passes on what the cores have for each other. Each arm is one edge between two cores.
+    /// Passes on what the cores have for each other. Each arm is one edge between two cores. An answer from memory is
+    /// only passed to cores that have no output but for the kernel.
     fn route(&mut self, now: Instant) {
         loop {
             if let Some(event) = self.requests.poll_event() {
+                self.is_drained &= event.is_for_kernel_alone();
                 self.route_request(now, event);
             } else if let Some(event) = self.client.poll_event() {
                 self.route_client(now, event);
             } else if let Some(change) = self.paths.poll_change() {
+                self.is_drained = false;
                 self.route_ports(now, change);
             } else if let Some(event) = self.paths.poll_event() {
                 self.route_paths(now, event);
             } else if let Some(event) = self.local_service.poll_event() {
                 self.route_kernel(now, event);
             } else if let Some(event) = self.acm.poll_event() {
+                self.is_drained = false;
                 self.route_acm(now, event);
             } else {
                 return;
             }
-            self.is_drained = false;
         }
     }
 
@@ -308,6 +311,7 @@ impl Node {
             }
             requests::Event::AskSa(request) => {
                 self.paths.handle_input(now, paths::Input::Resolve(request));
+                self.is_drained &= !self.paths.has_transmit();
             }
             requests::Event::Cancel(id) => {
                 let id = RequestId::Kernel(id);
@@ -373,6 +377,7 @@ impl Node {
                 self.trace.dropped(now, question, asked_at, why);
             }
             local_service::Event::PathOverloaded { seq, port } => {
+                self.is_drained = false;
                 self.paths.handle_input(now, paths::Input::Overloaded { seq, port });
             }
         }

@@ -360,6 +360,11 @@ impl Paths {
         self.client.poll_transmit()
     }
 
+    /// Whether [`Self::poll_transmit`] has a MAD.
+    pub fn has_transmit(&self) -> bool {
+        self.client.has_transmit()
+    }
+
     /// The next answer.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()

@@ -34,6 +34,15 @@ pub(super) struct Lane {
     pub(super) turns: BTreeSet<Turn>,
 }
 
+impl Lane {
+    /// Whether its first flight may send now. Most lanes have no turn.
+    pub(super) fn is_ready(&self, now: Instant) -> bool {
+        let has_room = |turn: &Turn| self.window.has_room(turn.rank);
+        let is_shut = || self.gate.shut().is_some() && self.probe_at() > Some(now);
+        self.turns.first().is_some_and(has_room) && self.holds_until <= now && !is_shut()
+    }
+}
+
 /// Ordered by turn.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Turn {

@@ -333,15 +333,15 @@ impl Client {
         held.chain(self.deadlines.next()).chain(self.losses.next()).min()
     }
 
+    /// Whether [`Self::poll_transmit`] has a MAD.
+    pub fn has_transmit(&self) -> bool {
+        self.lanes.values().any(|lane| lane.is_ready(self.now))
+    }
+
     /// The next MAD to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        // Most lanes have no turn, and this is called for each output of the node.
-        let is_ready = |lane: &Lane| {
-            let has_room = |turn: &Turn| lane.window.has_room(turn.rank);
-            let is_shut = || lane.gate.shut().is_some() && lane.probe_at() > Some(self.now);
-            lane.turns.first().is_some_and(has_room) && lane.holds_until <= self.now && !is_shut()
-        };
-        let mut ready = self.lanes.iter_mut().filter(|(_, lane)| is_ready(lane));
+        let now = self.now;
+        let mut ready = self.lanes.iter_mut().filter(|(_, lane)| lane.is_ready(now));
         let (&port, lane, turn) = ready.find_map(|(port, lane)| {
             let turn = lane.turns.pop_first()?;
             Some((port, lane, turn))
