@@ -6,12 +6,13 @@
 //! in its own process (look-ups, memory) is that of this tree in both.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::artifacts;
 use crate::privilege::Privilege;
@@ -29,14 +30,34 @@ const RUNS: usize = 3;
 #[derive(Clone, Debug, PartialEq)]
 struct Figures(Vec<(String, f64)>);
 
-/// Compares this tree's `ibarr`, beside `testbed`, with that of `commit`.
+/// A figure of this tree, and how it compares.
+#[derive(Debug)]
+pub(crate) struct Comparison {
+    bench: String,
+    name: String,
+    /// The median of this tree's runs.
+    value: f64,
+    /// The median of the ratios of neighbouring runs.
+    ratio: f64,
+    least: f64,
+    most: f64,
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, value, ratio, least, most, .. } = self;
+        write!(f, "  {name:<60}{value:>14.2}{ratio:>8.2}  ({least:.2} to {most:.2})")
+    }
+}
+
+/// Compares this tree's `ibarr`, beside `testbed`, with that of `commit`, and prints each ratio.
 pub(crate) fn run(
     workspace: &Workspace,
     commit: &str,
     arguments: &[OsString],
     testbed: &Path,
     toolbox: &Toolbox,
-) -> Result<()> {
+) -> Result<Vec<Comparison>> {
     let privilege = Privilege::find(false)?;
     let before = build(workspace, commit)?;
     let now = testbed.with_file_name("ibarr");
@@ -44,6 +65,7 @@ pub(crate) fn run(
     let benches = if arguments.is_empty() { all.to_vec() } else { vec![arguments.to_vec()] };
     let path = toolbox.path()?;
     let file = workspace.target().join("against").join("figures.json");
+    let mut all = Vec::new();
     for bench in benches {
         let mut both = [Vec::new(), Vec::new()];
         for run in 1..=RUNS {
@@ -56,12 +78,25 @@ pub(crate) fn run(
             }
         }
         let name = bench.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-        print!(
-            "{name}: this tree's figures, and their ratios to those of {commit}\n{}",
-            table(&both)
-        );
+        println!("{name}: this tree's figures, and their ratios to those of {commit}");
+        let ratios: Vec<_> = ratios(&name, &both).collect();
+        for ratio in &ratios {
+            println!("{ratio}");
+        }
+        all.extend(ratios);
     }
-    Ok(())
+    Ok(all)
+}
+
+/// Writes a document of the ratios to those of `commit`.
+pub(crate) fn write(file: &Path, commit: &str, ratios: &[Comparison]) -> Result<()> {
+    let figure = |figure: &Comparison| {
+        let Comparison { bench, name, value, ratio, least, most } = figure;
+        json!({"bench": bench, "name": name, "value": value, "ratio": ratio, "least": least, "most": most})
+    };
+    let ratios: Vec<_> = ratios.iter().map(figure).collect();
+    let document = json!({ "against": commit, "runs": RUNS, "ratios": ratios });
+    fs::write(file, format!("{document:#}\n")).with_context(|| file.display().to_string())
 }
 
 /// Builds `ibarr` of `commit` in a clone below the target directory, which stays for the next time.
@@ -98,21 +133,24 @@ fn figures(report: &Value) -> Result<Figures> {
     Ok(Figures(figures))
 }
 
-/// A line for each figure: its median in this tree, the median of the ratios of neighbouring runs, their least and most.
-fn table([before, now]: &[Vec<Figures>; 2]) -> String {
+/// Those of each figure that both trees have.
+fn ratios<'a>(
+    bench: &'a str,
+    [before, now]: &'a [Vec<Figures>; 2],
+) -> impl Iterator<Item = Comparison> + 'a {
     let names = now.first().into_iter().flat_map(|run| &run.0).map(|(name, _)| name);
-    let lines = names.filter_map(|name| {
+    names.filter_map(move |name| {
         let of = |runs: &[Figures]| -> Vec<f64> {
             let values = runs.iter().map(|run| run.0.iter().find(|(other, _)| other == name));
             values.flatten().map(|(_, value)| *value).collect()
         };
         let (before, now) = (of(before), of(now));
         let ratios = sorted(now.iter().zip(&before).map(|(now, before)| now / before));
-        let (least, most) = (ratios.first()?, ratios.last()?);
-        let (value, middle) = (median(&sorted(now.into_iter()))?, median(&ratios)?);
-        Some(format!("  {name:<60}{value:>14.2}{middle:>8.2}  ({least:.2} to {most:.2})\n"))
-    });
-    lines.collect()
+        let (bench, name) = (bench.to_owned(), name.clone());
+        let (&least, &most) = (ratios.first()?, ratios.last()?);
+        let (value, ratio) = (median(&sorted(now.into_iter()))?, median(&ratios)?);
+        Some(Comparison { bench, name, value, ratio, least, most })
+    })
 }
 
 fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
@@ -133,11 +171,18 @@ mod tests {
     fn ratios_are_of_neighbouring_runs_and_have_their_spread() {
         let run = |rate: f64| Figures(vec![("rate".to_owned(), rate)]);
         let both = [[10.0, 20.0, 40.0].map(run).to_vec(), [5.0, 20.0, 80.0].map(run).to_vec()];
-        let line = table(&both);
+        let [ratio] = &ratios("paths", &both).collect::<Vec<_>>()[..] else { panic!("one figure") };
+        let line = ratio.to_string();
         let words: Vec<_> = line.split_whitespace().collect();
         assert_eq!(words, ["rate", "20.00", "1.00", "(0.50", "to", "2.00)"]);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        write(file.path(), "814779e", std::slice::from_ref(ratio)).unwrap();
+        let document: Value = serde_json::from_slice(&fs::read(file.path()).unwrap()).unwrap();
+        assert_eq!(document["against"], "814779e");
+        let figures = json!({"bench": "paths", "name": "rate", "value": 20.0, "ratio": 1.0, "least": 0.5, "most": 2.0});
+        assert_eq!(document["ratios"], json!([figures]));
         let unknown = [vec![Figures(vec![("other".to_owned(), 1.0)])], vec![run(5.0)]];
-        assert_eq!(table(&unknown), "", "the commit does not have the figure");
+        assert_eq!(ratios("paths", &unknown).count(), 0, "the commit does not have the figure");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -50,6 +50,9 @@ pub(crate) struct BenchArgs {
     /// Load the daemon of this commit in turn with that of this tree, and print ratios
     #[arg(long, value_name = "COMMIT")]
     against: Option<String>,
+    /// Also write the ratios to this file, as a document
+    #[arg(long, value_name = "FILE", requires = "against")]
+    json: Option<PathBuf>,
     /// Passed to `ibarr-testbed bench`; `--help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
@@ -103,7 +106,8 @@ pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
     let toolbox = tools::ensure(workspace, &[LAB, counters].concat())?;
     if let Some(commit) = &args.against {
         let testbed = artifacts::binary(&built, "ibarr-testbed")?;
-        return against::run(workspace, commit, &args.arguments, testbed, &toolbox);
+        let ratios = against::run(workspace, commit, &args.arguments, testbed, &toolbox)?;
+        return args.json.as_deref().map_or(Ok(()), |file| against::write(file, commit, &ratios));
     }
     let arguments = with_command("bench", &args.arguments);
     start(&built, Privilege::find(false)?, &arguments, &toolbox)
