@@ -282,7 +282,7 @@ fn visitors(crowd: &mut Crowd, socket: &Path, clients: usize, asks: usize) -> Re
     Ok(())
 }
 
-/// What clients ask for.
+/// The request of a crowd, which memory answers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum What {
     /// A path between two GIDs.
@@ -291,12 +291,12 @@ pub enum What {
     Endpoint,
 }
 
-/// Clients in one process.
+/// Clients whose answers one epoll instance awaits.
 struct Crowd {
     epoll: Epoll,
     clients: Vec<Option<Client>>,
     request: Vec<u8>,
-    reply_len: usize,
+    what: What,
 }
 
 struct Client {
@@ -320,10 +320,8 @@ impl Crowd {
             What::Endpoint => Ask::Endpoint { index: 1, port: 0 },
         };
         let request = Request { tid: Tid([0; 8]), ask }.emit(&mut out).to_vec();
-        // One record is as long as the question, and an echo says that it is no refusal, too.
-        let reply_len = if what == What::Path { request.len() } else { 16 + 80 };
         let epoll = Epoll::new(EpollCreateFlags::empty())?;
-        Ok(Self { epoll, clients: Vec::new(), request, reply_len })
+        Ok(Self { epoll, clients: Vec::new(), request, what })
     }
 
     fn connect(&mut self, socket: &Path) -> Result<()> {
@@ -361,7 +359,13 @@ impl Crowd {
                 let Some(client) = place else { continue };
                 let mut reply = [0; 1024];
                 let len = client.stream.read(&mut reply)?;
-                ensure!(len >= self.reply_len && reply[2] == 0, "{:02x?}", reply.get(..len));
+                let has_its_length = match self.what {
+                    // One record is as long as the question, and an echo says that it is no refusal, too.
+                    What::Path => len == self.request.len(),
+                    // Header and endpoint; its addresses follow.
+                    What::Endpoint => len >= 16 + 80,
+                };
+                ensure!(has_its_length && reply[2] == 0, "{:02x?}", reply.get(..len));
                 match then(client) {
                     Then::Ask => self.ask(number)?,
                     Then::Rest => waiting -= 1,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! `bench instructions`: how many instructions a remembered answer costs the daemon, in all its threads, by callgrind.
-//! They are almost the same on each machine of one architecture, so that a change of some percent can be seen.
+//! With many requests at once they are almost the same in each run, so that a change of some percent can be seen.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
