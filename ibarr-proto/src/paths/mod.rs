@@ -361,7 +361,7 @@ impl Paths {
     }
 
     /// Whether [`Self::poll_transmit`] has a MAD.
-    pub fn has_transmit(&self) -> bool {
+    pub(crate) fn has_transmit(&self) -> bool {
         self.client.has_transmit()
     }
 

@@ -334,7 +334,7 @@ impl Client {
     }
 
     /// Whether [`Self::poll_transmit`] has a MAD.
-    pub fn has_transmit(&self) -> bool {
+    pub(crate) fn has_transmit(&self) -> bool {
         self.lanes.values().any(|lane| lane.is_ready(self.now))
     }
 
