@@ -50,7 +50,7 @@ pub(crate) struct BenchArgs {
     /// Load the daemon of this commit in turn with that of this tree, and print ratios
     #[arg(long, value_name = "COMMIT")]
     against: Option<String>,
-    /// Also write the ratios to this file, as a document
+    /// Also write the ratios to this file, as a document; before the bench's name
     #[arg(long, value_name = "FILE", requires = "against")]
     json: Option<PathBuf>,
     /// Passed to `ibarr-testbed bench`; `--help` lists them
