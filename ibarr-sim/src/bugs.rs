@@ -254,7 +254,7 @@ impl Core {
         self.node.handle_timeout(now);
     }
 
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&mut self) -> Option<Instant> {
         let at = self.node.poll_timeout()?;
         if self.bug != Some(Bug::MissedDeadline) {
             return Some(at);

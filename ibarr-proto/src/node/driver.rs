@@ -37,6 +37,7 @@ impl Node {
         if let Some(question) = Question::new(reply.to.ip(), reply.egress) {
             let source = Some(reply.from);
             let peer = Candidate { source, ..question.into() };
+            self.is_due_known = false;
             self.health.handle_input(self.now, health::Input::Sent(peer));
         }
         Ok(reply)
@@ -54,32 +55,32 @@ impl Node {
 
     /// Drops all answers of peers, and the addresses of names. Returns how many answers of peers that was.
     pub fn flush(&mut self) -> usize {
-        self.is_drained = false;
+        self.note_change();
         self.acm.forget_names();
         self.client.flush()
     }
 
     /// Drops all answers of subnet administrators. Returns how many that was.
     pub fn flush_paths(&mut self) -> usize {
-        self.is_drained = false;
+        self.note_change();
         self.paths.flush()
     }
 
     /// See [`Acm::set_hosts`].
     pub fn set_acm_hosts(&mut self, hosts: acm::Hosts) {
-        self.is_drained = false;
+        self.note_change();
         self.acm.set_hosts(hosts);
     }
 
     /// See [`Paths::restore`].
     pub fn restore_paths(&mut self, now: Instant, snapshot: Snapshot, age: Duration) {
-        self.is_drained = false;
+        self.note_change();
         self.paths.restore(now, snapshot, age);
     }
 
     /// See [`Paths::preload`].
     pub fn preload_paths(&mut self, now: Instant, listed: Snapshot) {
-        self.is_drained = false;
+        self.note_change();
         self.paths.preload(now, listed);
     }
 

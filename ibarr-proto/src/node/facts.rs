@@ -28,6 +28,7 @@ impl Node {
     /// Decides anew what works, if that is due: the last step of a turn.
     pub fn assess(&mut self, now: Instant) {
         if self.health.is_due(now) {
+            self.is_due_known = false;
             for input in self.facts().into_iter().chain(self.unsettled()) {
                 self.health.handle_input(now, input);
             }

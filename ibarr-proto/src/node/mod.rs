@@ -55,6 +55,9 @@ pub struct Node {
     outputs: VecDeque<Output>,
     /// No core has an output that comes before those for the kernel, until one is told something.
     is_drained: bool,
+    /// When something is due next. It is known as long as no core is told or asked for anything.
+    due: Option<Instant>,
+    is_due_known: bool,
 }
 
 /// The configuration.
@@ -164,13 +167,15 @@ impl Node {
             now: Instant::BOOT,
             outputs: VecDeque::new(),
             is_drained: false,
+            due: None,
+            is_due_known: false,
         }
     }
 
     /// Replaces the configuration.
     pub fn reconfigure(&mut self, now: Instant, config: Config) {
         let Config { view, allow, responder, client, local_service, paths, acm } = config;
-        self.is_drained = false;
+        self.note_change();
         self.paths.reconfigure(paths);
         self.view.reconfigure(view);
         self.server.reconfigure(allow.clone());
@@ -181,12 +186,23 @@ impl Node {
         self.health.handle_input(now, health::Input::Reconfigured);
     }
 
+    /// A core may have an output now, and may be due at another time.
+    fn note_change(&mut self) {
+        (self.is_drained, self.is_due_known) = (false, false);
+    }
+
     /// Passes an input to its core.
     pub fn handle_input<'a>(&mut self, now: Instant, input: impl Into<Input<'a>>) {
         let input = input.into();
         self.now = now;
+        if let Input::Responder(responder::Input::Report(on)) = input
+            && self.responder.wants_packets() == on
+        {
+            return;
+        }
         // What the kernel says is passed on by `route`, if it concerns another core.
         self.is_drained &= matches!(input, Input::LocalService(_));
+        self.is_due_known = false;
         match input {
             Input::View(input) => {
                 let was_known = self.view.is_synced();
@@ -398,7 +414,8 @@ impl Node {
 
     /// Performs all actions that are due, but for [`Self::assess`]. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
-        (self.now, self.is_drained) = (now, false);
+        self.now = now;
+        self.note_change();
         self.view.handle_timeout(now);
         if let Some(egresses) = self.view.poll_egresses() {
             self.client.handle_input(now, client::Input::Network(egresses));
@@ -413,7 +430,19 @@ impl Node {
     }
 
     /// When to call [`Self::handle_timeout`] next.
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub fn poll_timeout(&mut self) -> Option<Instant> {
+        if !self.is_due_known {
+            (self.due, self.is_due_known) = (self.first_timeout(), true);
+        }
+        debug_assert_eq!(
+            self.due,
+            self.first_timeout(),
+            "a core is due at another time without an input"
+        );
+        self.due
+    }
+
+    fn first_timeout(&self) -> Option<Instant> {
         let timeouts = [
             self.view.poll_timeout(),
             self.client.poll_timeout(),
@@ -433,6 +462,12 @@ impl Node {
     /// answers. Only when all queries are out are all answers known that one nudge can cover. No caller waits for the
     /// map of peers' answers, which comes last.
     pub fn poll(&mut self, room: Room) -> Option<Output> {
+        let output = self.poll_in_order(room);
+        self.is_due_known &= output.is_none();
+        output
+    }
+
+    fn poll_in_order(&mut self, room: Room) -> Option<Output> {
         // A thousand answers for the kernel need not ask each other core a thousand times.
         if !self.is_drained {
             if let Some(output) = self.poll_first() {

@@ -21,7 +21,8 @@ impl Node {
         let Search::Path(question) = search else { return None };
         let outcome = self.paths.recall_at_once(now, &port, question)?;
         // The path may be refreshed.
-        (self.now, self.is_drained) = (now, false);
+        self.now = now;
+        self.note_change();
         self.acm.reply_directly(client, &request, port, outcome)
     }
 }

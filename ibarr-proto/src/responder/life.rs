@@ -108,7 +108,7 @@ enum State {
 #[derive(Debug, Default)]
 pub(super) struct Reporting {
     /// A trace wants it.
-    is_wanted: bool,
+    pub(super) is_wanted: bool,
     /// The last order to the thread.
     pub(super) is_ordered: bool,
     /// Programs that report may be attached.

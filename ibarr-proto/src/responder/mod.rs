@@ -404,6 +404,11 @@ impl Responder {
         self.life.generation
     }
 
+    /// What [`Input::Report`] said last.
+    pub fn wants_packets(&self) -> bool {
+        self.life.reporting.is_wanted
+    }
+
     /// Whether programs that report packets may be attached.
     pub fn is_reporting(&self) -> bool {
         self.life.reporting.may_be_attached

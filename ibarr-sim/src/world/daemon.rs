@@ -158,13 +158,13 @@ impl World {
         let is_due = turn.daemon.core.poll_timeout().is_some_and(|due| due <= now);
         let asks_on = turn::take(&mut turn, limits, now, first, is_due);
         let is_due =
-            |turn: &Turn<'_>| turn.daemon.core.poll_timeout().is_some_and(|due| due <= now);
+            |turn: &mut Turn<'_>| turn.daemon.core.poll_timeout().is_some_and(|due| due <= now);
         // What is carried out may make something due; in a crowd, again and again.
         let is_calm = turn.has_drained && !turn.world.plan.crowds;
-        if is_calm && is_due(&turn) {
+        if is_calm && is_due(&mut turn) {
             turn::drain(&mut turn, now);
         }
-        let is_due = is_due(&turn);
+        let is_due = is_due(&mut turn);
         let claim = if turn.undrained {
             "a turn ends before all outputs of the cores are executed"
         } else if turn.inputs > limits.inputs {

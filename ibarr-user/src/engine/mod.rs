@@ -246,7 +246,7 @@ impl Engine {
         Box::pin(snapshots.keep_at_end(node.paths(), inputs)).await;
     }
 
-    fn poll_timeout(&self) -> Option<Instant> {
+    fn poll_timeout(&mut self) -> Option<Instant> {
         let due = [
             self.node.poll_timeout(),
             self.snapshots.poll_timeout(),
