@@ -25,7 +25,7 @@ use crate::ip2gid::client::{self, Client};
 use crate::ip2gid::server::Server;
 use crate::local_service::{self, LocalService};
 use crate::local_view::{self, LocalView};
-use crate::paths::{self, Paths, PortChange};
+use crate::paths::{self, Paths, PortChange, Recalled};
 use crate::request::{Caller, Freshness, Outcome, RequestId, UserRequest};
 use crate::requests::{self, AddressRequest, Requests};
 use crate::responder::{self, Responder};
@@ -379,6 +379,13 @@ impl Node {
                 self.ask(now, AddressRequest { listed: None, request });
             }
             local_service::Event::PathWanted { id, port, question, deadline } => {
+                if let Some(recalled) = self.recall_at_once(now, &port, question) {
+                    let Recalled { outcome, is_left_to_kernel, .. } = &recalled;
+                    let is_left_to_kernel = *is_left_to_kernel;
+                    let input =
+                        local_service::Input::PathAnswered { id, outcome, is_left_to_kernel };
+                    return self.local_service.handle_input(now, input);
+                }
                 let (id, caller, freshness) =
                     (RequestId::Kernel(id), Caller::Kernel, Freshness::Any);
                 let question = question.into();

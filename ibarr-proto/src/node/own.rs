@@ -3,27 +3,41 @@
 //! What the ACM service asks of this node: the view knows its addresses, the paths its ports and endpoints.
 
 use ibarr_common::Instant;
+use ibarr_common::wire::sa::PathQuestion;
 
 use super::Node;
 use crate::acm::{Answer, Ask, ClientId, LocalEndpoint, Which};
 use crate::local_view::LocalView;
-use crate::paths::{Paths, Search};
+use crate::paths::{Paths, PortName, Recalled, Search};
 
 impl Node {
     /// The reply to a client's message, if it asks for a path by its own fields and memory has it. Otherwise nothing has
     /// happened, and the message is an [`acm::Input::Message`](crate::acm::Input::Message).
     pub fn answer_acm(&mut self, now: Instant, client: ClientId, bytes: &[u8]) -> Option<&[u8]> {
-        if self.trace.is_on() {
-            return None;
-        }
         let (request, known) = self.acm.direct(client, bytes)?;
         let (port, search) = self.paths.start(known, false, false)?.ok()?;
         let Search::Path(question) = search else { return None };
-        let outcome = self.paths.recall_at_once(now, &port, question)?;
-        // The path may be refreshed.
-        self.now = now;
-        self.note_change();
+        let Recalled { outcome, .. } = self.recall_at_once(now, &port, question)?;
         self.acm.reply_directly(client, &request, port, outcome)
+    }
+
+    /// What memory has for a caller that is blocked. Only if the path is refreshed, a core has been told something.
+    pub(super) fn recall_at_once(
+        &mut self,
+        now: Instant,
+        port: &PortName,
+        question: PathQuestion,
+    ) -> Option<Recalled> {
+        // A trace has each step.
+        if self.trace.is_on() {
+            return None;
+        }
+        let recalled = self.paths.recall_at_once(now, port, question)?;
+        if recalled.has_asked {
+            self.now = now;
+            self.note_change();
+        }
+        Some(recalled)
     }
 }
 

@@ -28,6 +28,15 @@ impl Direct {
     }
 }
 
+/// An answer from memory.
+pub(crate) struct Recalled {
+    pub(crate) outcome: Outcome,
+    /// What the kernel is told, if it asks.
+    pub(crate) is_left_to_kernel: bool,
+    /// The SA is asked, to refresh the path.
+    pub(crate) has_asked: bool,
+}
+
 impl Paths {
     pub(super) fn ask_directly(&mut self, request: &Request, query: PathQuery) {
         let &Request { id, port, deadline, .. } = request;
@@ -64,17 +73,26 @@ impl Paths {
     }
 
     /// What [`Input::Recall`](super::Input::Recall) finds, without an event; `None` if it finds nothing, or makes the
-    /// path from a port to itself.
+    /// path from a port to itself. A caller that [keeps](super::cache::Key::is_kept) its answers finds nothing, because
+    /// its question tells that they may be wrong.
     pub(crate) fn recall_at_once(
         &mut self,
         now: Instant,
         port: &PortName,
         question: PathQuestion,
-    ) -> Option<Outcome> {
+    ) -> Option<Recalled> {
+        if !question.reversible {
+            return None;
+        }
         self.advance(now);
+        let asked = self.next_question;
         let outcome = self.lookup(port, question)?;
-        self.settle();
-        Some(outcome)
+        let has_asked = self.next_question != asked;
+        if has_asked {
+            self.settle();
+        }
+        let is_left_to_kernel = self.falls_back(None, &outcome);
+        Some(Recalled { outcome, is_left_to_kernel, has_asked })
     }
 
     /// The path from a port to itself, as ibacm makes it: an SA need not be asked. The MTU is one that ibacm

@@ -67,6 +67,7 @@ use crate::sa::{self, Client, PortIndex, QuestionId, Rank};
 use crate::timer::Timers;
 
 pub use bucket::DOUBT_SPREAD;
+pub(crate) use direct::Recalled;
 pub use endpoints::{Endpoint, NoStart};
 pub use partial::{Choice, CompleteQuestion, Incomplete, PKeyNumber, Partial};
 pub use records::records;
