@@ -154,6 +154,26 @@ fn kernel_gets_the_path_unchanged_and_the_sa_is_asked_once() {
     assert_eq!(rig.told_paths(), [(1, paths()), (2, paths()), (3, paths())]);
 }
 
+/// The answer at once passes no queue, so what follows from it is noted there.
+#[test]
+fn path_at_the_end_of_its_life_is_given_at_once_and_refreshed() {
+    let mut rig = Rig::with_port();
+    rig.asks_path(1, request());
+    rig.sa(path(0));
+    rig.pass(paths::Config::default().ttl * 15 / 16);
+    rig.told_paths();
+    rig.node.is_drained = true;
+    rig.asks_path(2, request());
+    assert!(!rig.node.is_drained, "a MAD waits");
+    assert!(matches!(rig.told_paths()[..], [(2, Some(_))]));
+    assert_eq!(rig.sa(path(1)).len(), 1);
+    rig.asks_path(3, request());
+    let [(3, Some(paths))] = &rig.told_paths()[..] else { panic!() };
+    let [(_, new)] = paths[..] else { panic!() };
+    assert_eq!(new.octets()[47], 1);
+    assert_eq!(rig.node.paths.counters().get(paths::Counter::FoundCache), 2);
+}
+
 #[test]
 fn kernel_that_asks_for_all_paths_gets_three_with_floating_lids() {
     let mut rig = Rig::with_port();
