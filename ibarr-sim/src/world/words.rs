@@ -41,7 +41,11 @@ impl Words {
     /// Notes a query of a machine.
     pub(super) fn queried(&mut self, now: Instant, id: usize, query: &Datagram) {
         if let Ok(query) = Query::parse(query.as_ref()) {
-            self.asked.entry((id, query.msg_id())).or_insert((query.target(), now));
+            let asked = self.asked.entry((id, query.msg_id())).or_insert((query.target(), now));
+            // The number is random, and comes again for another target now and then.
+            if asked.0 != query.target() {
+                *asked = (query.target(), now);
+            }
         }
     }
 
