@@ -11,11 +11,12 @@
 //!
 //! The next turn goes to the question that has been sent least often, and among equals to the one
 //! that has waited longest. A question that has never been sent thus precedes all those whose
-//! target had a chance and may be dead. A turn lasts until the first resend (20 ms), or less if so
-//! many questions wait for the hop that a *round* of one turn each would exceed `Limits::round` (0.5
-//! s). A live target behind a gateway is therefore asked within a round of its question's arrival,
-//! however many dead targets are asked for at the same time. A gateway that never answers is sent
-//! at most 50 datagrams a second, or two a second for each question.
+//! target had a chance and may be dead. A turn lasts until the first resend (20 ms). If so many
+//! questions wait that a *round* of one turn each would exceed `Limits::round` (0.5 s), only the
+//! first fifth of the round has such turns, so that little is lost while the kernel looks for the
+//! path; all questions share the rest. A live target behind a gateway is therefore asked within a
+//! round of its question's arrival, however many dead targets are asked for at the same time. A
+//! gateway that never answers is sent at most 50 datagrams a second, or 2.5 a second for each question.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -86,7 +87,9 @@ impl Hops {
         if let Some(heard_at) = hop.heard_at {
             self.unused.remove(&(heard_at, route));
         }
-        hop.flights.insert(flight, None);
+        if hop.flights.insert(flight, None).is_none() && hop.flights.len() == 1 {
+            hop.cold_from = None;
+        }
         self.set_timer(route);
         forgotten
     }
@@ -127,6 +130,7 @@ impl Hops {
             && hop.turn_began.is_none_or(|began| began + hop.turn(&self.limits) <= now);
         if turn_is_free {
             hop.turn_began = Some(now);
+            hop.cold_from.get_or_insert(now);
             return true;
         }
         let ticket = Ticket { sent, number: self.tickets };
@@ -170,7 +174,7 @@ impl Hops {
         }
         hop.warm_since = Some(now);
         hop.waiting.clear();
-        hop.turn_began = None;
+        (hop.turn_began, hop.cold_from) = (None, None);
         self.turns.set(route, None);
         hop.flights.iter_mut().map(|(&flight, place)| (flight, place.take().is_some())).collect()
     }
@@ -265,6 +269,8 @@ struct Hop {
     back_off: u32,
     backed_off_at: Option<Instant>,
     turn_began: Option<Instant>,
+    /// The first turn of those that use it.
+    cold_from: Option<Instant>,
     /// The flights that use it, with the ticket of those that wait for a turn.
     flights: BTreeMap<FlightId, Option<Ticket>>,
     waiting: BTreeSet<(Ticket, FlightId)>,
@@ -291,8 +297,14 @@ impl Hop {
 
     /// How long the others wait after one has sent.
     fn turn(&self, limits: &Limits) -> Duration {
+        let (began, cold_from) = (self.turn_began, self.cold_from);
+        let first = limits.round / 5;
+        if began.zip(cold_from).is_none_or(|(began, from)| began < from + first) {
+            return limits.turn;
+        }
         let flights = u32::try_from(self.flights.len()).unwrap_or(u32::MAX);
-        limits.round.checked_div(flights).unwrap_or(limits.turn).min(limits.turn)
+        let rest = limits.round.saturating_sub(first);
+        rest.checked_div(flights).unwrap_or(limits.turn).min(limits.turn)
     }
 }
 
@@ -349,6 +361,22 @@ mod tests {
         assert!(hops.may_send(at(39), route(1), FlightId(1), 1));
         assert!(hops.may_send(at(39), route(1), FlightId(2), 1));
         assert_eq!(hops.heard(at(40), route(1)), [], "was already warm");
+    }
+
+    #[test]
+    fn many_questions_for_a_cold_hop_are_few_at_first_and_all_sent_within_a_round() {
+        let limits = Limits { round: ms(500), ..LIMITS };
+        let mut hops = Hops::new(limits, Seeded::new(&mut ChaCha12Rng::seed_from_u64(1)));
+        for n in 1..=200 {
+            hops.join(route(1), FlightId(n));
+            hops.may_send(at(0), route(1), FlightId(n), 0);
+        }
+        let mut sent_at = vec![0];
+        for time in 0..=500 {
+            sent_at.extend(std::iter::from_fn(|| hops.next_turn(at(time))).map(|_| time));
+        }
+        assert_eq!(sent_at[..6], [0, 20, 40, 60, 80, 100]);
+        assert_eq!(sent_at.len(), 200);
     }
 
     #[test]
@@ -410,13 +438,19 @@ mod tests {
     struct ModelHop {
         heard: Option<Instant>,
         began: Option<Instant>,
+        cold_from: Option<Instant>,
         /// The flight, and its ticket if it waits: the number of its sends, and a sequence number.
         flights: Vec<(FlightId, Option<(usize, u64)>)>,
     }
 
     impl ModelHop {
         fn turn(&self) -> Duration {
-            LIMITS.turn.min(LIMITS.round / u32::try_from(self.flights.len().max(1)).unwrap())
+            let rest = self.began >= self.cold_from.map(|from| from + LIMITS.round / 5);
+            if self.cold_from.is_none() || !rest {
+                return LIMITS.turn;
+            }
+            let flights = u32::try_from(self.flights.len().max(1)).unwrap();
+            LIMITS.turn.min(LIMITS.round * 4 / 5 / flights)
         }
 
         fn is_warm(&self, now: Instant) -> bool {
@@ -442,7 +476,11 @@ mod tests {
                 self.hops.remove(&oldest);
                 forgotten += 1;
             }
-            self.hops.entry(route).or_default().flights.push((flight, None));
+            let hop = self.hops.entry(route).or_default();
+            if hop.flights.is_empty() {
+                hop.cold_from = None;
+            }
+            hop.flights.push((flight, None));
             forgotten
         }
 
@@ -460,6 +498,7 @@ mod tests {
             }
             if hop.first().is_none() && hop.began.is_none_or(|began| began + hop.turn() <= now) {
                 hop.began = Some(now);
+                hop.cold_from = hop.cold_from.or(Some(now));
                 return true;
             }
             let place = hop.flights.iter_mut().find(|(id, _)| *id == flight).unwrap();
@@ -487,7 +526,7 @@ mod tests {
             if was_warm {
                 return Vec::new();
             }
-            hop.began = None;
+            (hop.began, hop.cold_from) = (None, None);
             let mut released: Vec<_> =
                 hop.flights.iter_mut().map(|(id, place)| (*id, place.take().is_some())).collect();
             released.sort_unstable();
