@@ -104,6 +104,9 @@ impl World {
             let Some(mut daemon) = self.machines[id].daemon.take() else { continue };
             let wrong = self.wrong(id, &daemon);
             daemon.monitor.observe(self.now, &wrong);
+            if daemon.tells(Cause::NotLoaded) {
+                daemon.monitor.not_loaded_told = self.now;
+            }
             if !daemon.is_ending {
                 self.check_report(id, &daemon);
             }
@@ -147,6 +150,11 @@ impl World {
                 _ => &[cause],
             };
             let is_told = same.iter().any(|cause| daemon.tells(*cause));
+            // Programs that are loaded, and cannot be attached, are another fault.
+            let since = match cause {
+                Cause::LeaseEnded | Cause::NotAttached => since.max(monitor.not_loaded_told),
+                _ => since,
+            };
             // A few MADs at one time say nothing of later, until the daemon asks again.
             let since = match monitor.unanswered {
                 _ if !SILENCES.contains(&cause) => since,

@@ -23,6 +23,8 @@ pub(super) struct Monitor {
     /// The daemon's port or SA has changed while the SA was silent, and it has not answered since.
     pub(super) unproven: Option<Unproven>,
     pub(super) periods: BTreeMap<Cause, Period>,
+    /// When the daemon was last seen to tell that no programs are loaded.
+    pub(super) not_loaded_told: Instant,
 }
 
 /// MADs that the SA has not answered since its last answer.
@@ -66,6 +68,7 @@ impl Monitor {
             unanswered: None,
             unproven: None,
             periods: BTreeMap::new(),
+            not_loaded_told: Instant::BOOT,
         }
     }
 
