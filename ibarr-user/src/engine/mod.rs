@@ -226,8 +226,13 @@ impl Engine {
         while !self.has_ended() {
             let due = self.poll_timeout();
             let input = self.next(due).await;
-            let now = clock::now();
+            let mut now = clock::now();
             let is_due = due.is_some_and(|due| due <= now);
+            if is_due {
+                // Sockets are read first: a query whose answer is in one of them is not repeated.
+                yield_now().await;
+                now = clock::now();
+            }
             if turn::take(&mut self, Limits::default(), now, input, is_due) {
                 // Servers and other tasks run on this thread.
                 yield_now().await;
