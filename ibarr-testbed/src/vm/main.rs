@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod acm;
+mod burst;
 mod cluster;
 mod events;
 mod flid;
