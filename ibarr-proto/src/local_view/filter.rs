@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Which interfaces and fixed GIDs the configuration names.
+//! The configuration: which interfaces and fixed GIDs it names.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -12,7 +12,32 @@ use core::str::FromStr;
 
 use ibarr_common::ib::Gid;
 
-use super::{AltNames, InterfaceName, Link, LinkType};
+use super::{AltNames, InterfaceName, Link, LinkType, neighbours};
+
+/// The configuration.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Config {
+    /// The interfaces that take part.
+    pub interfaces: InterfaceFilter,
+    /// GIDs of addresses, on any interface.
+    pub static_gids: StaticGids,
+    /// Which GID of a port is answered.
+    pub answer_gid: AnswerGid,
+    /// Served interfaces whose neighbours are followed.
+    pub neighbours: neighbours::Selection,
+}
+
+ibarr_common::words! {
+    /// Selects among several GIDs of a port.
+    #[derive(Default)]
+    AnswerGid {
+        /// The GID of the interface's hardware address.
+        #[default]
+        Interface = "interface",
+        /// The GID with a floating LID, if the port has one.
+        Flid = "flid",
+    }
+}
 
 /// The interfaces that take part (`interfaces` in the configuration). The default is every IPoIB
 /// interface; otherwise the listed names and globs apply, to interfaces of any type.

@@ -48,7 +48,9 @@ use ibarr_common::{IfIndex, Instant};
 use crate::counters::Counters;
 
 use self::facts::{Facts, Key};
-pub use self::filter::{ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids};
+pub use self::filter::{
+    AnswerGid, Config, ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids,
+};
 use self::inventory::{Inventory, Merged};
 pub use self::messages::{
     AddressStatus, Counter, Event, Input, Interface, Limits, NotServed, Owned, Request, Subject,
@@ -62,31 +64,6 @@ pub use self::served::{LinkHeader, ServedInterface};
 pub use self::types::{
     AddressId, AltNames, Bonding, Dad, HwAddr, InterfaceAddress, InterfaceName, Link, LinkType,
 };
-
-/// The configuration.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Config {
-    /// The interfaces that take part.
-    pub interfaces: InterfaceFilter,
-    /// GIDs of addresses, on any interface.
-    pub static_gids: StaticGids,
-    /// Which GID of a port is answered.
-    pub answer_gid: AnswerGid,
-    /// Served interfaces whose neighbours are followed.
-    pub neighbours: neighbours::Selection,
-}
-
-ibarr_common::words! {
-    /// Selects among several GIDs of a port.
-    #[derive(Default)]
-    AnswerGid {
-        /// The GID of the interface's hardware address.
-        #[default]
-        Interface = "interface",
-        /// The GID with a floating LID, if the port has one.
-        Flid = "flid",
-    }
-}
 
 /// See the [module](self).
 ///
