@@ -65,7 +65,7 @@ fn run(script: &[u8]) -> Vec<String> {
             12 | 13 => view.handle_input(now, Input::ListedRoute(script.route())),
             14 => view.handle_input(now, Input::ListedRule(script.rule())),
             15 => view.handle_input(now, Input::RoutesDone),
-            16 => match script.byte() % 9 {
+            16 => match script.byte() % 10 {
                 0 => view.handle_input(now, Input::RoutesTooMany),
                 1 | 2 => view.handle_input(now, Input::Neighbour(script.neighbour())),
                 3 => {
@@ -76,6 +76,7 @@ fn run(script: &[u8]) -> Vec<String> {
                 5 => view.handle_input(now, Input::ListedNeighbour(script.neighbour())),
                 6 => view.handle_input(now, Input::NeighboursDone),
                 7 => view.handle_input(now, Input::DumpFailed(script.subject())),
+                8 => view.handle_input(now, Input::LinksStarted),
                 _ => view.handle_input(now, Input::RoutesChanged),
             },
             _ => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What other cores ask: whether an address is this node's, and by which interfaces peers are asked.
+//! What others ask: what an interface has, whether an address is this node's, and by which interfaces peers are asked.
 
 use alloc::collections::BTreeMap;
 use core::net::IpAddr;
@@ -8,13 +8,49 @@ use core::net::IpAddr;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, PKey};
 
-use super::{AddressId, InterfaceName, Key, LocalView};
+use super::{
+    AddressId, AddressStatus, Interface, InterfaceAddress, InterfaceName, Key, Link, LocalView,
+};
 use crate::ip2gid::client::Egress;
 use crate::ip2gid::server::Local;
 use crate::ip2gid::{Question, is_link_local};
 use crate::request::{Outcome, Source};
 
 impl LocalView {
+    /// Every interface, in the order of their indices.
+    pub fn interfaces(&self) -> impl Iterator<Item = Interface> {
+        self.inventory.links().map(|link| Interface {
+            ifindex: link.ifindex,
+            name: link.name,
+            link_type: link.link_type,
+            vrf: link.vrf,
+            gid: self.served_gid(link),
+            addresses: self
+                .inventory
+                .addresses_on(link.ifindex)
+                .map(|InterfaceAddress { id, dad, .. }| AddressStatus {
+                    address: id.address,
+                    dad,
+                    owned: self.facts.lookup(Key::new(id.address, id.ifindex)).copied(),
+                })
+                .collect(),
+        })
+    }
+
+    /// The addresses that have one of these GIDs, and their interfaces, in the order of both.
+    pub fn addresses_with(&self, gids: &[Gid]) -> impl Iterator<Item = (IpAddr, &Link)> {
+        self.inventory.links().flat_map(move |link| {
+            let addresses = self.inventory.addresses_on(link.ifindex).map(|entry| entry.id.address);
+            let has_gid = move |address: &IpAddr| {
+                let owned = self.facts.lookup(Key::new(*address, link.ifindex));
+                let gid = owned.filter(|owned| owned.ifindex == link.ifindex)?.gid?;
+                gids.contains(&gid).then_some(())
+            };
+            let those = addresses.filter(move |address| has_gid(address).is_some());
+            those.map(move |address| (address, link))
+        })
+    }
+
     /// The answer for an address of this node; `None` if it is not one.
     pub fn lookup(&self, question: Question) -> Option<Outcome> {
         let target = question.target();

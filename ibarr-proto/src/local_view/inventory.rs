@@ -34,7 +34,10 @@ pub(super) struct Inventory {
 #[derive(Default)]
 struct Dump {
     links: BTreeMap<IfIndex, Link>,
-    addresses: BTreeMap<AddressId, InterfaceAddress>,
+    /// `None` in a dump of the links alone.
+    addresses: Option<BTreeMap<AddressId, InterfaceAddress>>,
+    /// An address of the dump had no room.
+    overflown: bool,
     /// Links with an event since the dump was requested.
     touched_links: BTreeSet<IfIndex>,
     touched_addresses: BTreeSet<AddressId>,
@@ -57,11 +60,22 @@ const KINDS: [IpAddr; 4] = [
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Merged {
     /// The dump took effect, and these entries have changed; usually none.
-    Done { links: Vec<IfIndex>, addresses: Vec<AddressId> },
+    Done { links: Vec<IfIndex>, addresses: Listed },
     /// The dump was discarded, and another one is needed.
     Spoiled,
     /// No dump was in progress.
     None,
+}
+
+/// What a dump has said of addresses.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) enum Listed {
+    /// Nothing: it was about the links alone.
+    Nothing,
+    /// All of them, and these have changed.
+    All(Vec<AddressId>),
+    /// As many as there is room for.
+    Some(Vec<AddressId>),
 }
 
 impl Inventory {
@@ -204,6 +218,12 @@ impl Inventory {
 
     /// Returns whether it replaces an unfinished dump.
     pub(super) fn start_dump(&mut self) -> bool {
+        let addresses = Some(BTreeMap::new());
+        self.dump.replace(Dump { addresses, ..Dump::default() }).is_some()
+    }
+
+    /// Starts a dump of the links alone. Returns whether it replaces an unfinished dump.
+    pub(super) fn start_links(&mut self) -> bool {
         self.dump.replace(Dump::default()).is_some()
     }
 
@@ -224,17 +244,16 @@ impl Inventory {
         address: InterfaceAddress,
         counters: &mut Counters<Counter>,
     ) {
-        let Some(dump) = &mut self.dump else {
+        let Some(Dump { addresses: Some(addresses), overflown, .. }) = &mut self.dump else {
             counters.count(Counter::ListedOutsideDump);
             return;
         };
-        if dump.addresses.len() >= self.limits.addresses
-            && !dump.addresses.contains_key(&address.id)
-        {
+        if addresses.len() >= self.limits.addresses && !addresses.contains_key(&address.id) {
             counters.count(Counter::AddressesRefused);
+            *overflown = true;
             return;
         }
-        dump.addresses.insert(address.id, address);
+        addresses.insert(address.id, address);
     }
 
     pub(super) fn finish_dump(&mut self, counters: &mut Counters<Counter>) -> Merged {
@@ -242,20 +261,13 @@ impl Inventory {
         if dump.spoiled {
             return Merged::Spoiled;
         }
-        dump.addresses.retain(|id, _| !dump.gone_links.contains(&id.ifindex));
         overrule(&mut dump.links, &self.links, &dump.touched_links);
-        overrule(&mut dump.addresses, &self.addresses, &dump.touched_addresses);
         // The entries of the dump and of events can exceed the limit together.
         while dump.links.len() > self.limits.links {
             dump.links.pop_last();
             counters.count(Counter::LinksRefused);
         }
-        while dump.addresses.len() > self.limits.addresses {
-            dump.addresses.pop_last();
-            counters.count(Counter::AddressesRefused);
-        }
         let links = differences(&self.links, &dump.links);
-        let addresses = differences(&self.addresses, &dump.addresses);
         if !links.is_empty() {
             self.links = dump.links;
             self.masters = self
@@ -265,12 +277,24 @@ impl Inventory {
                 .map(|link| link.ifindex)
                 .collect();
         }
+        let Some(mut listed) = dump.addresses else {
+            return Merged::Done { links, addresses: Listed::Nothing };
+        };
+        listed.retain(|id, _| !dump.gone_links.contains(&id.ifindex));
+        overrule(&mut listed, &self.addresses, &dump.touched_addresses);
+        while listed.len() > self.limits.addresses {
+            listed.pop_last();
+            counters.count(Counter::AddressesRefused);
+            dump.overflown = true;
+        }
+        let addresses = differences(&self.addresses, &listed);
         if !addresses.is_empty() {
-            self.addresses = dump.addresses;
+            self.addresses = listed;
             let entries = self.addresses.iter();
             self.on_link = entries.map(|(id, entry)| ((id.ifindex, *id), entry.dad)).collect();
         }
-        Merged::Done { links, addresses }
+        let listed = if dump.overflown { Listed::Some } else { Listed::All };
+        Merged::Done { links, addresses: listed(addresses) }
     }
 
     fn touch(&mut self, remember: impl FnOnce(&mut Dump) -> bool) {

@@ -51,6 +51,8 @@ pub enum Input {
     /// The driver is about to request a dump, and no event was lost since. An unfinished dump is
     /// void.
     DumpStarted,
+    /// Like [`Input::DumpStarted`], for a dump of the links alone; [`Input::DumpDone`] ends it.
+    LinksStarted,
     /// The dump lists a link.
     ListedLink(Link),
     /// The dump lists an address.
@@ -93,6 +95,8 @@ pub enum Input {
 pub enum Request {
     /// Send a dump, and events from then on.
     Dump(Subject),
+    /// Send a dump of the links alone, and events from then on.
+    Links,
     /// Send no events until a dump is requested.
     Leave(Subject),
 }
@@ -198,6 +202,8 @@ crate::counters! {
     pub enum Counter {
         /// Dumps that took effect.
         DumpsDone = normal("dumps-done"),
+        /// Dumps of the links alone that took effect.
+        LinkDumpsDone = normal("link-dumps-done"),
         /// Dumps replaced by another before they were done.
         DumpsAbandoned = error("dumps-abandoned"),
         /// Dumps discarded because more entries than fit had events meanwhile.

@@ -51,7 +51,7 @@ use self::facts::{Facts, Key};
 pub use self::filter::{
     AnswerGid, Config, ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids,
 };
-use self::inventory::{Inventory, Merged};
+use self::inventory::{Inventory, Listed, Merged};
 pub use self::messages::{
     AddressStatus, Counter, Event, Input, Interface, Limits, NotServed, Owned, Request, Subject,
 };
@@ -84,6 +84,8 @@ pub struct LocalView {
     /// `serving` and `routes_back` have to be decided again.
     serving_due: bool,
     reread: Reread,
+    /// The next dump has to list the addresses, too: they may differ from what the events said.
+    reads_addresses: bool,
     reread_routes: Reread,
     confirmed_at: Option<Instant>,
     routes_confirmed: RoutesConfirmed,
@@ -123,6 +125,7 @@ impl LocalView {
             neighbours: Neighbours::new(limits.neighbours),
             serving_due: false,
             reread: Reread::new(Reread::INTERVAL),
+            reads_addresses: true,
             reread_routes: Reread::new(Reread::INTERVAL),
             confirmed_at: None,
             routes_confirmed: RoutesConfirmed::NotYet,
@@ -149,6 +152,10 @@ impl LocalView {
         match input {
             Input::Link(link) => {
                 let ifindex = link.ifindex;
+                // The kernel makes kept addresses tentative when a link goes down, without an event
+                // (`addrconf_ifdown`, net.ipv6.conf.*.keep_addr_on_down).
+                let was_up = self.inventory.link(ifindex).is_some_and(|before| before.up);
+                self.reads_addresses |= link.up && !was_up;
                 if !self.inventory.set_link(link) {
                     self.counters.count(Counter::LinksRefused);
                 }
@@ -163,6 +170,7 @@ impl LocalView {
             Input::Address(entry) => {
                 if !self.inventory.set_address(entry) {
                     self.counters.count(Counter::AddressesRefused);
+                    self.reads_addresses = true;
                     self.reread.wanted(now);
                 }
                 self.decide(Key::new(entry.id.address, entry.id.ifindex));
@@ -174,6 +182,14 @@ impl LocalView {
             Input::DumpStarted => {
                 if self.inventory.start_dump() {
                     self.counters.count(Counter::DumpsAbandoned);
+                }
+                self.reads_addresses = false;
+                self.reread.started(now);
+            }
+            Input::LinksStarted => {
+                if self.inventory.start_links() {
+                    self.counters.count(Counter::DumpsAbandoned);
+                    self.reads_addresses = true;
                 }
                 self.reread.started(now);
             }
@@ -206,7 +222,10 @@ impl LocalView {
             Input::NeighboursStarted => self.neighbours.start_dump(now),
             Input::ListedNeighbour(entry) => self.neighbours.list(entry, &mut self.counters),
             Input::NeighboursDone => self.neighbours.finish_dump(now, &mut self.counters),
-            Input::DumpFailed(Subject::Node) => self.reread.failed(now),
+            Input::DumpFailed(Subject::Node) => {
+                self.reads_addresses = true;
+                self.reread.failed(now);
+            }
             Input::DumpFailed(Subject::Routes) => self.reread_routes.failed(now),
             Input::DumpFailed(Subject::Neighbours) => self.neighbours.dump_failed(now),
             Input::FlidGids(flid_gids) => {
@@ -222,6 +241,7 @@ impl LocalView {
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.reread.handle_timeout(now) {
             self.counters.count(Counter::DumpsOverdue);
+            self.reads_addresses = true;
         }
         if self.reread_routes.handle_timeout(now) {
             self.counters.count(Counter::RouteDumpsOverdue);
@@ -241,7 +261,8 @@ impl LocalView {
     /// The next request to rtnetlink.
     pub fn poll_transmit(&mut self) -> Option<Request> {
         if self.reread.poll_request() {
-            return Some(Request::Dump(Subject::Node));
+            let all = Request::Dump(Subject::Node);
+            return Some(if self.reads_addresses { all } else { Request::Links });
         }
         if self.reread_routes.poll_request() {
             return Some(Request::Dump(Subject::Routes));
@@ -309,40 +330,6 @@ impl LocalView {
         self.neighbours.iter()
     }
 
-    /// Every interface, in the order of their indices.
-    pub fn interfaces(&self) -> impl Iterator<Item = Interface> {
-        self.inventory.links().map(|link| Interface {
-            ifindex: link.ifindex,
-            name: link.name,
-            link_type: link.link_type,
-            vrf: link.vrf,
-            gid: self.served_gid(link),
-            addresses: self
-                .inventory
-                .addresses_on(link.ifindex)
-                .map(|InterfaceAddress { id, dad, .. }| AddressStatus {
-                    address: id.address,
-                    dad,
-                    owned: self.facts.lookup(Key::new(id.address, id.ifindex)).copied(),
-                })
-                .collect(),
-        })
-    }
-
-    /// The addresses that have one of these GIDs, and their interfaces, in the order of both.
-    pub fn addresses_with(&self, gids: &[Gid]) -> impl Iterator<Item = (IpAddr, &Link)> {
-        self.inventory.links().flat_map(move |link| {
-            let addresses = self.inventory.addresses_on(link.ifindex).map(|entry| entry.id.address);
-            let has_gid = move |address: &IpAddr| {
-                let owned = self.facts.lookup(Key::new(*address, link.ifindex));
-                let gid = owned.filter(|owned| owned.ifindex == link.ifindex)?.gid?;
-                gids.contains(&gid).then_some(())
-            };
-            let those = addresses.filter(move |address| has_gid(address).is_some());
-            those.map(move |address| (address, link))
-        })
-    }
-
     /// The IPoIB interface with the lowest index, whatever the filter says. It must have a GID: a
     /// tunnel can have the same type, but all its IPv4 neighbours are one (`arp_constructor`).
     pub fn first_ipoib(&self) -> Option<&Link> {
@@ -400,13 +387,8 @@ impl LocalView {
     fn finish_dump(&mut self, now: Instant) {
         match self.inventory.finish_dump(&mut self.counters) {
             Merged::Done { links, addresses } => {
-                self.counters.count(Counter::DumpsDone);
-                self.confirmed_at = Some(now);
                 self.serving_due |= !links.is_empty();
-                for id in addresses {
-                    self.note(id.ifindex);
-                    self.decide(Key::new(id.address, id.ifindex));
-                }
+                self.addresses_listed(now, addresses, !links.is_empty());
                 for ifindex in links {
                     self.note(ifindex);
                     self.decide_link(ifindex);
@@ -414,6 +396,7 @@ impl LocalView {
             }
             Merged::Spoiled => {
                 self.counters.count(Counter::DumpsSpoiled);
+                self.reads_addresses = true;
                 self.reread.wanted(now);
             }
             Merged::None => {
@@ -422,6 +405,33 @@ impl LocalView {
             }
         }
         self.reread.done(now);
+    }
+
+    fn addresses_listed(&mut self, now: Instant, listed: Listed, links_differ: bool) {
+        let changed = match listed {
+            Listed::Nothing => {
+                self.counters.count(Counter::LinkDumpsDone);
+                self.reads_addresses |= links_differ;
+                if self.reads_addresses {
+                    return self.reread.wanted(now);
+                }
+                Vec::new()
+            }
+            Listed::All(changed) => {
+                self.counters.count(Counter::DumpsDone);
+                changed
+            }
+            Listed::Some(changed) => {
+                self.counters.count(Counter::DumpsDone);
+                self.reads_addresses = true;
+                changed
+            }
+        };
+        self.confirmed_at = Some(now);
+        for id in changed {
+            self.note(id.ifindex);
+            self.decide(Key::new(id.address, id.ifindex));
+        }
     }
 
     /// The routes are known now, or known to exceed the limit.

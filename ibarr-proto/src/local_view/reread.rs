@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! When the kernel is asked for all links and addresses again.
+//! When the kernel is asked for all links, and perhaps addresses, again.
 
 use core::time::Duration;
 

@@ -302,6 +302,10 @@ impl World {
             Output::View(local_view::Request::Leave(_)) => {
                 self.machines[id].network.tell_neighbours(false);
             }
+            Output::View(local_view::Request::Links) => {
+                let at = self.machines[id].network.last_delivery().max(now + us(10));
+                self.at(at, What::ListLinks(id, life));
+            }
             Output::View(local_view::Request::Dump(subject)) => {
                 let network = &mut self.machines[id].network;
                 let at = network.last_delivery().max(now + us(10));

@@ -108,6 +108,7 @@ enum What {
     View(usize, u32, local_view::Input),
     /// A dump begins; its links are read; its addresses are read.
     DumpStarts(usize, u32),
+    ListLinks(usize, u32),
     DumpLinks(usize, u32),
     DumpAddresses(usize, u32),
     /// A dump of routes or neighbours is read.
@@ -243,6 +244,7 @@ impl World {
             What::Refused(id, packet) => self.put(id, Inbox::Refused(packet)),
             What::View(id, life, input) => self.tell_view(id, life, input),
             What::DumpStarts(id, life) => self.dump_starts(id, life),
+            What::ListLinks(id, life) => self.list_links(id, life),
             What::DumpLinks(id, dump) => self.dump_links(id, dump),
             What::DumpAddresses(id, dump) => self.dump_addresses(id, dump),
             What::DumpRoutes(id, life) => self.dump_routes(id, life),
@@ -278,6 +280,7 @@ impl What {
             | Self::Refused(id, _)
             | Self::View(id, ..)
             | Self::DumpStarts(id, _)
+            | Self::ListLinks(id, _)
             | Self::DumpLinks(id, _)
             | Self::DumpAddresses(id, _)
             | Self::DumpRoutes(id, _)

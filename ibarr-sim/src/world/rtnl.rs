@@ -152,6 +152,19 @@ impl World {
         self.at(at, What::DumpLinks(id, dump));
     }
 
+    /// A dump of the links alone.
+    pub(super) fn list_links(&mut self, id: usize, life: u32) {
+        self.machines[id].network.next_dump();
+        self.tell_view(id, life, Input::LinksStarted);
+        if self.dump_fails(id, life, Subject::Node) {
+            return;
+        }
+        for link in self.machines[id].network.links().to_vec() {
+            self.tell_view(id, life, Input::ListedLink(link));
+        }
+        self.tell_view(id, life, Input::DumpDone);
+    }
+
     /// A dump may end with an error.
     fn dump_fails(&mut self, id: usize, life: u32, subject: Subject) -> bool {
         let fails = self.rtnetlink_loses(id);

@@ -119,6 +119,7 @@ impl Node {
                         Request::Dump(subject) if !*rereads && !failed.remove(&subject) => {
                             held.insert(subject);
                         }
+                        Request::Links if !*rereads => drop(held.insert(Subject::Node)),
                         request => watch.ask(request),
                     }
                 }

@@ -621,3 +621,119 @@ fn address_behind_those_told_is_no_news_of_its_interface() {
         assert!(egresses[&index(1)].as_ref().unwrap().addresses.contains(&ip(new)), "{new}");
     }
 }
+
+#[test]
+fn stream_of_events_has_the_addresses_read_again_only_after_a_loss() {
+    let mut story = Story::new(&[], &[]);
+    story.dump([ib(5, 1)], (1..=9).map(|_| (5, "10.9.0.1")));
+    let mut now = NOW;
+    let (mut of_all, mut of_links) = (0, 0);
+    let mut stream = |story: &mut Story, seconds: u32| {
+        for n in 0..10 * seconds {
+            now += Duration::from_millis(100);
+            let view = &mut story.view;
+            let entry = on(5, &format!("10.1.{}.1", n % 250));
+            view.handle_input(now, Input::Address(entry));
+            view.handle_input(now, Input::AddressGone(entry.id));
+            view.handle_input(now, Input::RoutesChanged);
+            view.handle_timeout(now);
+            let asked: Vec<_> = std::iter::from_fn(|| view.poll_transmit()).collect();
+            for request in asked {
+                let mut said = vec![Input::ListedLink(ib(5, 1))];
+                match request {
+                    Request::Links => {
+                        of_links += 1;
+                        said.insert(0, Input::LinksStarted);
+                    }
+                    Request::Dump(Subject::Node) => {
+                        of_all += 1;
+                        said.insert(0, Input::DumpStarted);
+                        said.push(Input::ListedAddress(on(5, "10.9.0.1")));
+                    }
+                    _ => {
+                        view.handle_input(now, Input::RoutesStarted);
+                        view.handle_input(now, Input::RoutesDone);
+                        continue;
+                    }
+                }
+                said.push(Input::DumpDone);
+                for input in said {
+                    view.handle_input(now, input);
+                }
+            }
+            let confirmed_at = view.confirmed_at().unwrap();
+            assert!(now.since(confirmed_at) <= Reread::INTERVAL, "the lease goes on");
+        }
+        (of_all, of_links)
+    };
+    assert_eq!(stream(&mut story, 60), (0, 60 / 5));
+    story.say(Input::DumpFailed(Subject::Node));
+    let (of_all, of_links) = stream(&mut story, 60);
+    assert!(of_all == 1 && of_links >= 2 * 60 / 5 - 1, "{of_all} of all, {of_links} of links");
+    story.owns(&[("10.9.0.1", 1)]);
+}
+
+#[test]
+fn addresses_are_read_after_what_the_kernel_does_without_an_event() {
+    let asked = |tell: &dyn Fn(&mut Story)| {
+        let mut story = Story::new(&[], &[]);
+        story.dump([ib(5, 1), down(ib(6, 2))], [(5, "10.1.0.1")]);
+        tell(&mut story);
+        story.view.handle_timeout(NOW + Reread::INTERVAL);
+        story.view.poll_transmit()
+    };
+    let links = |story: &mut Story, links: &[Link]| {
+        story.say(Input::LinksStarted);
+        for link in links {
+            story.say(Input::ListedLink(*link));
+        }
+        story.say(Input::DumpDone);
+    };
+    let (some, all) = (Some(Request::Links), Some(Request::Dump(Subject::Node)));
+    assert_eq!(asked(&|_| {}), some);
+    assert_eq!(
+        asked(&|story| {
+            story.link(down(ib(5, 1)));
+        }),
+        some
+    );
+    assert_eq!(
+        asked(&|story| {
+            story.link(ib(5, 2));
+        }),
+        some
+    );
+    assert_eq!(asked(&|story| links(story, &[ib(5, 1), down(ib(6, 2))])), some);
+    assert_eq!(
+        asked(&|story| {
+            story.link(ib(6, 2));
+        }),
+        all,
+        "kept addresses are tentative"
+    );
+    assert_eq!(asked(&|story| links(story, &[ib(5, 2), down(ib(6, 2))])), all, "a silent change");
+    assert_eq!(
+        asked(&|story| {
+            story.say(Input::DumpFailed(Subject::Node));
+        }),
+        all
+    );
+    let given_up = |story: &mut Story| {
+        story.say(Input::DumpStarted);
+        links(story, &[ib(5, 1), down(ib(6, 2))]);
+    };
+    assert_eq!(asked(&given_up), all, "a dump that was not done");
+}
+
+#[test]
+fn dump_of_links_confirms_nothing_after_a_loss() {
+    let mut story = Story::new(&[], &[]);
+    let before = story.view.confirmed_at();
+    let later = NOW + Reread::INTERVAL;
+    for input in [Input::LinksStarted, Input::DumpFailed(Subject::Node), Input::DumpDone] {
+        story.view.handle_input(later, input);
+    }
+    assert_eq!(story.view.confirmed_at(), before);
+    story.view.handle_timeout(later);
+    assert_eq!(story.view.poll_transmit(), Some(Request::Dump(Subject::Node)));
+}

@@ -37,7 +37,7 @@ pub(crate) use self::ask::{
 pub use self::neigh::{ADDRESS_V4, ADDRESS_V6};
 pub use self::nudge::{LOOPBACK, NudgeError, NudgeResult, NudgeTarget, Nudger};
 pub use self::routes::{Answer, NoRoute, RouteAnswer, Routes};
-use self::session::Session;
+use self::session::{Extent, Session};
 use self::socket::{Received, Socket};
 use super::{Counter, Counters, VIEW_INPUTS};
 
@@ -68,7 +68,7 @@ pub struct Watch {
 #[derive(Clone, Copy, Debug)]
 enum Order {
     None,
-    Dump,
+    Dump(Extent),
     Leave,
 }
 
@@ -102,7 +102,8 @@ impl Watch {
     /// Carries out a request of the view.
     pub fn ask(&self, request: Request) {
         let (subject, order) = match request {
-            Request::Dump(subject) => (subject, Order::Dump),
+            Request::Dump(subject) => (subject, Order::Dump(Extent::All)),
+            Request::Links => (Subject::Node, Order::Dump(Extent::Links)),
             Request::Leave(subject) => (subject, Order::Leave),
         };
         let orders = match subject {
@@ -160,7 +161,7 @@ impl Listener {
     /// Waits until a dump is requested; `false` if none will be.
     async fn next_order(&mut self) -> bool {
         while self.orders.changed().await.is_ok() {
-            if let Order::Dump = *self.orders.borrow() {
+            if let Order::Dump(_) = *self.orders.borrow() {
                 return true;
             }
         }
@@ -172,7 +173,7 @@ impl Listener {
         let mut session = Session::new(self.subject, socket.portid(), counters);
         let mut said = Vec::new();
         if dump_at_once {
-            session.handle_request();
+            session.handle_request(Extent::All);
         }
         loop {
             let request = session.poll_transmit(&mut said);
@@ -206,7 +207,7 @@ impl Listener {
                 order = self.orders.changed() => {
                     let order = order.map_or(Order::None, |()| *self.orders.borrow());
                     match order {
-                        Order::Dump => session.handle_request(),
+                        Order::Dump(extent) => session.handle_request(extent),
                         Order::Leave => return Ok(End::Enough),
                         Order::None => return Ok(End::Unwanted),
                     }

@@ -26,8 +26,10 @@ pub(super) struct Session {
     /// Sequence number of the last request.
     seq: u32,
     phase: Phase,
-    /// A dump was requested.
-    wanted: bool,
+    /// The dump that was requested.
+    wanted: Option<Extent>,
+    /// The extent of the running dump.
+    extent: Extent,
     /// A message was lost, and the socket has not been empty since.
     behind: bool,
     /// The running dump is incomplete.
@@ -35,6 +37,14 @@ pub(super) struct Session {
     /// Entries of the running dump.
     listed: usize,
     counters: Arc<Counters>,
+}
+
+/// How much of its subject a dump lists.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Extent {
+    All,
+    /// The links alone, of [`Subject::Node`].
+    Links,
 }
 
 /// The progress of a dump, as an index into the [`requests`] of its subject.
@@ -50,8 +60,9 @@ enum Phase {
 }
 
 /// The requests of a dump, each a function of its sequence number.
-fn requests(subject: Subject) -> &'static [fn(u32) -> Vec<u8>] {
+fn requests(subject: Subject, extent: Extent) -> &'static [fn(u32) -> Vec<u8>] {
     match subject {
+        Subject::Node if extent == Extent::Links => &[message::dump_links],
         Subject::Node => &[message::dump_links, message::dump_addresses],
         Subject::Routes => &[
             fib::dump_rules,
@@ -69,7 +80,8 @@ impl Session {
             portid,
             seq: 0,
             phase: Phase::Idle,
-            wanted: false,
+            wanted: None,
+            extent: Extent::All,
             behind: false,
             spoiled: false,
             listed: 0,
@@ -84,9 +96,9 @@ impl Session {
     }
 
     /// Starts a dump. A running one has taken too long, and is given up.
-    pub(super) fn handle_request(&mut self) {
+    pub(super) fn handle_request(&mut self, extent: Extent) {
         self.phase = Phase::Idle;
-        self.wanted = true;
+        self.wanted = Some(extent);
     }
 
     /// Takes a datagram of the kernel.
@@ -107,7 +119,8 @@ impl Session {
     /// end.
     pub(super) fn handle_loss(&mut self, why: Counter, inputs: &mut Vec<Input>) {
         self.counters.count(why);
-        if self.phase == Phase::Idle && !self.wanted && !self.behind {
+        // A dump of all that has not begun makes up for it.
+        if self.phase == Phase::Idle && self.wanted != Some(Extent::All) && !self.behind {
             inputs.push(Input::DumpFailed(self.subject));
         }
         self.behind = true;
@@ -128,11 +141,12 @@ impl Session {
     pub(super) fn poll_transmit(&mut self, inputs: &mut Vec<Input>) -> Option<Vec<u8>> {
         let next = match self.phase {
             Phase::Next(next) => next,
-            Phase::Idle if self.wanted && !self.behind => {
-                self.wanted = false;
+            Phase::Idle if !self.behind => {
+                self.extent = self.wanted.take()?;
                 self.spoiled = false;
                 self.listed = 0;
                 inputs.push(match self.subject {
+                    Subject::Node if self.extent == Extent::Links => Input::LinksStarted,
                     Subject::Node => Input::DumpStarted,
                     Subject::Routes => Input::RoutesStarted,
                     Subject::Neighbours => Input::NeighboursStarted,
@@ -141,7 +155,7 @@ impl Session {
             }
             Phase::Idle | Phase::Running(_) | Phase::TooMuch => return None,
         };
-        let request = requests(self.subject).get(next)?;
+        let request = requests(self.subject, self.extent).get(next)?;
         self.seq = self.seq.wrapping_add(1);
         self.phase = Phase::Running(next);
         Some(request(self.seq))
@@ -254,7 +268,7 @@ impl Session {
             return self.fail(Counter::RtnetlinkDumpSpoiled, inputs);
         }
         let next = phase + 1;
-        if next < requests(self.subject).len() {
+        if next < requests(self.subject, self.extent).len() {
             self.phase = Phase::Next(next);
             return;
         }

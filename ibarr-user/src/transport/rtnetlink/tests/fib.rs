@@ -253,7 +253,7 @@ fn dump_lists_rules_then_the_routes_of_each_family() {
         action: Action::Lookup { table: 254, suppresses: false },
     };
     let mut story = Story::about(Subject::Routes);
-    story.session.handle_request();
+    story.session.handle_request(Extent::All);
     story.asks_table(34, 0, 0).answers(&[rule, done()]);
     story.asks_table(26, 2, 254).answers(std::slice::from_ref(&message));
     // Many events give one input. One of a cached route, and of multicast routing, gives none.
@@ -280,7 +280,7 @@ fn dump_lists_rules_then_the_routes_of_each_family() {
 #[test]
 fn kernel_without_policy_routing_or_routes_lists_none() {
     let mut story = Story::about(Subject::Routes);
-    story.session.handle_request();
+    story.session.handle_request(Extent::All);
     let refused = |errno: i32| [Message::new(2, &[&(-errno).to_ne_bytes()[..], &[0; 16]].concat())];
     story.asks_table(34, 0, 0).answers(&refused(libc::EOPNOTSUPP));
     let no_table = Message::new(3, &(-libc::ENOENT).to_ne_bytes());
@@ -295,7 +295,7 @@ fn kernel_without_policy_routing_or_routes_lists_none() {
 fn dump_with_too_many_entries_is_given_up_for_good() {
     let mut story = Story::about(Subject::Routes);
     let (message, route) = default_route();
-    story.session.handle_request();
+    story.session.handle_request(Extent::All);
     story.asks_table(34, 0, 0).answers(&[done()]).asks_table(26, 2, 254);
     story.answers(&vec![message.clone(); MAX_LISTED_ROUTES]);
     assert_eq!(story.said.len(), 1 + MAX_LISTED_ROUTES);

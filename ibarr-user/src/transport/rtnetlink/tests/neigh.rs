@@ -168,14 +168,14 @@ fn dump_of_neighbours_is_one_request_repeated_after_a_loss() {
     let done = Message::new(3, &0_i32.to_ne_bytes());
     for seq in 1..=2_u32 {
         if seq == 1 {
-            session.handle_request();
+            session.handle_request(Extent::All);
         } else {
             session.handle_loss(Counter::RtnetlinkOverrun, &mut said);
             // Older than the loss.
             session.handle_datagram(&here(NEWNEIGH, 9).bytes(), &mut said);
             let failed = Input::DumpFailed(Subject::Neighbours);
             assert_eq!(said, [failed, Input::Neighbour(there(9))]);
-            session.handle_request();
+            session.handle_request(Extent::All);
             said.clear();
             assert_eq!(session.poll_transmit(&mut said), None);
             session.handle_drained();

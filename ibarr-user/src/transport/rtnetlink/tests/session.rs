@@ -22,7 +22,7 @@ impl Story {
     /// The session says that there is no dump, and is asked for another.
     fn fails(&mut self) -> &mut Self {
         assert_eq!(self.said.pop(), Some(FAILED));
-        self.asks_nothing().session.handle_request();
+        self.asks_nothing().session.handle_request(Extent::All);
         self
     }
 
@@ -68,7 +68,7 @@ fn entry(last: u8) -> InterfaceAddress {
 fn nothing_is_requested_before_it_is_wanted() {
     let mut story = Story::about(Subject::Node);
     story.asks_nothing();
-    story.session.handle_request();
+    story.session.handle_request(Extent::All);
     story.dumps().asks_nothing();
     assert_eq!(story.counted(Counter::RtnetlinkDump), 1);
 }
@@ -76,7 +76,7 @@ fn nothing_is_requested_before_it_is_wanted() {
 #[test]
 fn dump_lists_links_then_addresses_with_events_in_between() {
     let mut story = Story::about(Subject::Node);
-    story.session.handle_request();
+    story.session.handle_request(Extent::All);
     story.asks(GETLINK);
     story.answers(&[link(16, 5), link(16, 6)]);
     story.hears(&[link(17, 6)]);
@@ -98,7 +98,7 @@ fn dump_lists_links_then_addresses_with_events_in_between() {
 fn interrupted_dump_is_repeated_and_never_passed_on() {
     for phase in [GETLINK, GETADDR] {
         let mut story = Story::about(Subject::Node);
-        story.session.handle_request();
+        story.session.handle_request(Extent::All);
         story.asks(GETLINK);
         if phase == GETADDR {
             story.answers(&[done()]).asks(GETADDR);
@@ -128,14 +128,14 @@ fn after_a_loss_no_dump_begins_before_the_socket_is_empty() {
 #[test]
 fn loss_during_a_dump_voids_it() {
     let mut story = Story::about(Subject::Node);
-    story.session.handle_request();
+    story.session.handle_request(Extent::All);
     story.asks(GETLINK);
     story.session.handle_loss(Counter::RtnetlinkOverrun, &mut story.said);
     story.answers(&[done()]).fails().says(&[Input::DumpStarted]).asks_nothing();
     story.session.handle_drained();
     story.dumps().asks_nothing();
     // First between links and addresses, then among the addresses.
-    story.session.handle_request();
+    story.session.handle_request(Extent::All);
     story.asks(GETLINK).answers(&[done()]);
     story.session.handle_loss(Counter::RtnetlinkOversized, &mut story.said);
     story.session.handle_drained();
@@ -146,7 +146,7 @@ fn loss_during_a_dump_voids_it() {
 #[test]
 fn refused_dump_starts_again_from_the_beginning() {
     let mut story = Story::about(Subject::Node);
-    story.session.handle_request();
+    story.session.handle_request(Extent::All);
     story.asks(GETLINK).answers(&[done()]).asks(GETADDR);
     let busy = (-libc::EBUSY).to_ne_bytes();
     story.answers(&[Message::new(2, &[&busy[..], &[0; 16]].concat())]).fails();
@@ -159,7 +159,7 @@ fn refused_dump_starts_again_from_the_beginning() {
 #[test]
 fn dump_that_ends_with_an_error_is_not_passed_on() {
     let mut story = Story::about(Subject::Node);
-    story.session.handle_request();
+    story.session.handle_request(Extent::All);
     story.asks(GETLINK);
     story
         .answers(&[Message::new(3, &(-libc::ENOMEM).to_ne_bytes())])
@@ -171,10 +171,10 @@ fn dump_that_ends_with_an_error_is_not_passed_on() {
 #[test]
 fn new_request_for_a_dump_voids_a_hanging_one() {
     let mut story = Story::about(Subject::Node);
-    story.session.handle_request();
+    story.session.handle_request(Extent::All);
     story.asks(GETLINK);
     let late = [link(16, 5), done()].map(|message| message.answering(story.seq, PORTID));
-    story.session.handle_request();
+    story.session.handle_request(Extent::All);
     story.asks(GETLINK).hears(&late).says(&[Input::DumpStarted, Input::DumpStarted]);
     assert_eq!(story.counted(Counter::RtnetlinkStaleAnswer), 2);
     story.answers(&[done()]).asks(GETADDR);
@@ -265,4 +265,23 @@ fn number_of_route_look_ups_is_bounded() {
     assert_eq!(request, expected.concat(), "{question}");
     lookups.handle_unsent(seq, nix::errno::Errno::ENOBUFS, &mut Vec::new());
     assert!(lookups.has_room());
+}
+
+#[test]
+fn dump_of_links_asks_for_no_address() {
+    let mut story = Story::about(Subject::Node);
+    story.session.handle_request(Extent::Links);
+    story.asks(GETLINK).answers(&[link(16, 5), done()]);
+    story.says(&[Input::LinksStarted, Input::ListedLink(parsed(5)), Input::DumpDone]);
+    story.asks_nothing();
+}
+
+#[test]
+fn loss_before_a_dump_of_links_is_told() {
+    let mut story = Story::about(Subject::Node);
+    story.session.handle_request(Extent::Links);
+    story.session.handle_loss(Counter::RtnetlinkOverrun, &mut story.said);
+    story.says(&[FAILED]).asks_nothing();
+    story.session.handle_drained();
+    story.asks(GETLINK).answers(&[done()]).says(&[Input::LinksStarted, Input::DumpDone]);
 }
