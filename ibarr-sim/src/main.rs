@@ -24,12 +24,12 @@ struct Arguments {
     /// Print everything that happens in it
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// Number of nodes: 4 to 200, or 10 to 45,000 with --sa-load
+    /// Number of nodes: 4 to 200, or 10 to 1,000,000 with --sa-load, in subnets of at most 45,000
     #[arg(long, value_name = "N")]
     nodes: Option<usize>,
-    /// Duration of a network
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    minutes: u64,
+    /// Duration of a network, 10 by default, or of steady use with --sa-load, 60
+    #[arg(long, value_name = "N")]
+    minutes: Option<u64>,
     /// Plant a bug, which the simulation must find
     #[arg(long, value_name = "NAME")]
     bug: Option<Bug>,
@@ -41,16 +41,20 @@ struct Arguments {
 fn main() -> ExitCode {
     let Arguments { seeds, first, seed, trace, nodes, minutes, bug, sa_load } = Arguments::parse();
     if sa_load {
-        let plan = sa_load::Plan::new(nodes.unwrap_or(10_000).clamp(10, 45_000));
-        let plan = sa_load::Plan { seed: seed.unwrap_or_default(), ..plan };
+        let plan = sa_load::Plan::new(nodes.unwrap_or(10_000).clamp(10, 1_000_000));
+        let steady = minutes.map_or(plan.steady, Duration::from_mins);
+        let plan = sa_load::Plan { seed: seed.unwrap_or_default(), steady, ..plan };
         let mut holds = true;
         for port_events in [sa_load::PortEvents::Received, sa_load::PortEvents::Absent] {
-            let report = sa_load::run(sa_load::Plan { port_events, ..plan });
+            let Some(report) = sa_load::run_all(sa_load::Plan { port_events, ..plan }) else {
+                continue;
+            };
             println!("{report}");
             holds &= report.exceeded().next().is_none();
         }
         return if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
+    let minutes = minutes.unwrap_or(10);
     let mut plan = Plan { time: Duration::from_mins(minutes), ..Plan::default() };
     plan.nodes = nodes.unwrap_or(plan.nodes).clamp(4, 200);
     if let Some(seed) = seed {

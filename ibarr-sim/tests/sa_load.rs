@@ -13,9 +13,19 @@ fn nodes_put_no_more_load_on_an_sa_than_allowed() {
     for port_events in [PortEvents::Received, PortEvents::Absent] {
         let report = run(Plan { port_events, ..Plan::new(60) });
         println!("{report}");
-        assert_eq!(report.bounds.len(), 17);
+        assert_eq!(report.bounds.len(), 19);
         assert_eq!(report.exceeded().count(), 0);
     }
+}
+
+#[test]
+fn more_nodes_than_lids_are_subnets_with_their_own_sa() {
+    let subnets = |nodes| -> Vec<_> { Plan::new(nodes).subnets().map(|it| it.nodes).collect() };
+    assert_eq!(subnets(Plan::MOST), [Plan::MOST]);
+    assert_eq!(subnets(Plan::MOST + 1), [22_500, 22_501]);
+    assert_eq!(subnets(100_000), [33_333, 33_333, 33_334]);
+    let rates: u32 = Plan::new(100_000).subnets().map(|it| it.sa_rate).sum();
+    assert_eq!(rates, Plan::new(100_000).sa_rate);
 }
 
 #[test]

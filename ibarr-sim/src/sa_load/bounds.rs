@@ -9,7 +9,7 @@ use std::time::Duration;
 use ibarr_proto::paths::{self, DOUBT_SPREAD};
 
 use super::cluster::{KERNEL_PATIENCE, KERNEL_SENDS};
-use super::{CONNECTIONS, Event, Phase, Plan, PortEvents, Second, stays};
+use super::{CONNECTIONS, Event, KEPT, Phase, Plan, PortEvents, Second, UPGRADE, stays};
 
 /// A measured value and its bound.
 #[derive(Clone, Debug)]
@@ -90,6 +90,13 @@ pub(super) fn bounds(plan: &Plan, phases: &[Phase]) -> Vec<Bound> {
         ),
     ]);
     bounds.push(wrong(plan, phases));
+    bounds.push(worst(phases, Event::Upgrade, "questions up to a second", |seconds, at| {
+        let so_far = seconds[..=at].iter().map(|it| it.kept + it.connections + it.infos).sum();
+        let since = count(at as u64 + 1);
+        let replaced = nodes * (since / UPGRADE.as_secs_f64()).min(1.0);
+        let others = since * (nodes * used / (ttl / 2.0) + canaries);
+        (count(so_far), by_chance(replaced * count((KEPT + CONNECTIONS) as u64 + 1) + others))
+    }));
     bounds.push(worst(phases, Event::Takeover, "ClassPortInfos up to a second", |seconds, at| {
         let so_far = seconds[..=at].iter().map(|it| it.infos).sum();
         (count(so_far), by_chance(started(count(at as u64))))
@@ -216,6 +223,11 @@ mod tests {
         assert_eq!(exceeded(Event::Takeover, &infos(284)), [""; 0]);
         let what = "another SM takes over: ClassPortInfos up to a second, in second 0";
         assert_eq!(exceeded(Event::Takeover, &infos(285)), [what]);
+        // In the first of 600 seconds: 33 questions of 1 2/3 nodes, 30.6 as in steady use.
+        let asked = |kept| Second { kept, ..Second::default() };
+        assert_eq!(exceeded(Event::Upgrade, &asked(141)), [""; 0]);
+        let what = "rolling upgrade: questions up to a second, in second 0";
+        assert_eq!(exceeded(Event::Upgrade, &asked(142)), [what]);
         // One per node, and another after three quarters of 5 s.
         let left = |left| Second { left, ..Second::default() };
         for event in Event::ALL {

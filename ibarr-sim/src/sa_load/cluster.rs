@@ -14,6 +14,7 @@ use ibarr_common::wire::sa::{PathQuestion, Question, Request};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::local_service;
 use ibarr_proto::paths;
+use ibarr_proto::paths::snapshot::{Snapshot, Step};
 use ibarr_proto::paths::{
     Input, Outcome, Paths, PortEvent, PortFacts, PortName, RequestId, Source,
 };
@@ -21,7 +22,7 @@ use ibarr_proto::request::{Caller, Freshness, UserRequest};
 use ibarr_proto::sa::{Counter, PortIndex, Transmit};
 
 use super::sa::{Sa, Verdict};
-use super::{CONNECTIONS, Event, KEPT, Plan, PortEvents, Second, stays};
+use super::{CONNECTIONS, Event, KEPT, Plan, PortEvents, Second, UPGRADE, stays};
 use crate::dice::{Dice, ms, secs};
 use crate::record::START;
 
@@ -68,6 +69,8 @@ enum What {
     Facts(usize),
     /// The kernel reports an event of the port.
     Happens(usize),
+    /// The daemon is replaced by another one.
+    Upgrades(usize),
     /// A caller asks for a path.
     Wants(usize, usize),
     /// A connection is made, and after a while another.
@@ -111,7 +114,7 @@ impl Cluster {
     /// Runs the event, and returns the load on the SA in each second.
     pub(super) fn run(&mut self, event: Event) -> Vec<Second> {
         (self.began, self.event) = (self.now, event);
-        let time = event.time(self.plan.config.ttl);
+        let time = event.time(self.plan.steady);
         self.seconds = vec![Second::default(); usize::try_from(time.as_secs()).unwrap_or_default()];
         for node in 0..self.nodes.len() {
             self.begin(node, event);
@@ -136,8 +139,12 @@ impl Cluster {
                 Some(self.now + self.dice.within(Duration::ZERO..SOON))
             }
             Event::Moved if !stays(node) => Some(self.now + self.dice.within(Duration::ZERO..SOON)),
-            Event::Steady | Event::Moved | Event::Register => None,
+            Event::Steady | Event::Upgrade | Event::Moved | Event::Register => None,
         };
+        if event == Event::Upgrade {
+            let at = self.now + self.dice.within(Duration::ZERO..UPGRADE);
+            self.at(at, What::Upgrades(node));
+        }
         let is_told = matches!(event, Event::Moved | Event::Register | Event::Takeover);
         if is_told && self.plan.port_events == PortEvents::Received {
             let at = self.now + self.dice.within(Duration::ZERO..SOON);
@@ -148,7 +155,7 @@ impl Cluster {
         }
         let wanted = match event {
             Event::PowerOn => KEPT + CONNECTIONS,
-            Event::Steady | Event::Moved => 0,
+            Event::Steady | Event::Upgrade | Event::Moved => 0,
             Event::Register | Event::Takeover => KEPT,
         };
         for which in 0..wanted {
@@ -188,14 +195,14 @@ impl Cluster {
                 self.nodes[node].armed = None;
                 self.settle(node);
             }
-            What::Facts(node) => {
-                let facts = facts(node, self.lid(node), self.sm_lid);
-                let input = Input::Port { port: PORT, name: name(), facts };
-                let heard = self.plan.port_events != PortEvents::Absent;
-                let paths = &mut self.nodes[node].paths;
-                paths.handle_input(self.now, input);
-                paths.handle_input(self.now, Input::Hearing { port: PORT, heard });
-                self.settle(node);
+            What::Facts(node) => self.tell_facts(node),
+            What::Upgrades(node) => {
+                let paths = Paths::new(self.plan.config, self.dice.seed_core());
+                let this = &mut self.nodes[node];
+                let snapshot = snapshot(&this.paths, self.now);
+                (this.paths, this.armed) = (paths, None);
+                this.paths.restore(self.now, snapshot, Duration::ZERO);
+                self.tell_facts(node);
             }
             What::Happens(node) => {
                 let input = Input::Happened { port: PORT, event: PortEvent::ClientReregister };
@@ -212,6 +219,16 @@ impl Cluster {
             What::KernelAsks(times, answered_at) => self.kernel_asks(times, answered_at),
             What::Timer(_) | What::Uses(..) => {}
         }
+    }
+
+    fn tell_facts(&mut self, node: usize) {
+        let facts = facts(node, self.lid(node), self.sm_lid);
+        let input = Input::Port { port: PORT, name: name(), facts };
+        let heard = self.plan.port_events != PortEvents::Absent;
+        let paths = &mut self.nodes[node].paths;
+        paths.handle_input(self.now, input);
+        paths.handle_input(self.now, Input::Hearing { port: PORT, heard });
+        self.settle(node);
     }
 
     fn want(&mut self, node: usize, which: usize) {
@@ -355,6 +372,17 @@ fn name() -> PortName {
         unreachable!("the name is valid")
     };
     PortName { device, port }
+}
+
+/// What a daemon leaves for the next one.
+fn snapshot(of: &Paths, now: Instant) -> Snapshot {
+    let mut walk = of.walk(now);
+    let ports = walk.ports();
+    let mut paths = Vec::new();
+    while let Step::Paths(some) = of.step(&mut walk, KEPT + CONNECTIONS) {
+        paths.extend(some);
+    }
+    Snapshot { begun_at: 0, ports, paths }
 }
 
 fn gid(node: usize) -> Gid {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The load that ten thousand nodes put on one subnet administrator: after all are powered on at
-//! once, over one TTL of the cache, after all were told to register anew, and after another subnet
-//! manager took over. The nodes are the product's cores; docs/dev/simulation.md derives the bounds.
+//! once, over one TTL of the cache, while all daemons are upgraded in turn, after all were told to
+//! register anew, and after another subnet manager took over. More nodes than a subnet has LIDs are
+//! several subnets, each with an SA of its own. The nodes are the product's cores; docs/dev/simulation.md derives the bounds.
 
 mod bounds;
 mod cluster;
@@ -10,6 +11,7 @@ mod sa;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::AddAssign;
 use std::time::Duration;
 
 use ibarr_proto::paths;
@@ -31,6 +33,8 @@ pub struct Plan {
     pub sa_rate: u32,
     /// Configuration of each node. The bounds apply to the default.
     pub config: paths::Config,
+    /// How long [`Event::Steady`] lasts, one life of a path by default.
+    pub steady: Duration,
     /// Whether nodes receive the kernel's events of their ports.
     pub port_events: PortEvents,
 }
@@ -51,13 +55,32 @@ impl Plan {
     pub fn new(nodes: usize) -> Self {
         let sa_rate = u32::try_from(2 * nodes).unwrap_or(u32::MAX).max(2);
         let config = paths::Config::default();
-        Self { nodes, seed: 0, sa_rate, config, port_events: PortEvents::Received }
+        let (steady, port_events) = (config.ttl, PortEvents::Received);
+        Self { nodes, seed: 0, sa_rate, config, steady, port_events }
+    }
+
+    /// Nodes of one subnet: it has 49,151 unicast LIDs, of which switches need some.
+    pub const MOST: usize = 45_000;
+
+    /// The fewest subnets of about the same size for all nodes, each with the SA of its size.
+    pub fn subnets(self) -> impl Iterator<Item = Self> {
+        let count = self.nodes.div_ceil(Self::MOST).max(1);
+        (0..count).map(move |at| Self {
+            seed: self.seed + at as u64,
+            config: self.config,
+            steady: self.steady,
+            port_events: self.port_events,
+            ..Self::new((self.nodes + at) / count)
+        })
     }
 }
 
 /// The paths of a node: those that IPoIB keeps, and those of connections.
 const KEPT: usize = 8;
 const CONNECTIONS: usize = 24;
+
+/// Within this time all daemons are replaced.
+const UPGRADE: Duration = secs(600);
 
 /// An event of the subnet.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -66,6 +89,8 @@ pub enum Event {
     PowerOn,
     /// No event. Each path of connections is used from time to time.
     Steady,
+    /// Every daemon is replaced, one after the other, by one that takes over its snapshot.
+    Upgrade,
     /// A subnet manager comes back at its old place, and nine of ten ports have other LIDs. The
     /// tenth can notice it only by an event. IPoIB has nothing to send; connections are made all
     /// the time.
@@ -78,15 +103,17 @@ pub enum Event {
 }
 
 impl Event {
-    const ALL: [Self; 5] =
-        [Self::PowerOn, Self::Steady, Self::Moved, Self::Register, Self::Takeover];
+    const ALL: [Self; 6] =
+        [Self::PowerOn, Self::Steady, Self::Upgrade, Self::Moved, Self::Register, Self::Takeover];
 
     /// The time until the next event.
-    fn time(self, ttl: Duration) -> Duration {
+    fn time(self, steady: Duration) -> Duration {
         match self {
             // The SA needs 16 s for the wanted paths.
             Self::PowerOn => secs(40),
-            Self::Steady => ttl,
+            Self::Steady => steady,
+            // A minute more than the daemons need.
+            Self::Upgrade => UPGRADE + secs(60),
             Self::Moved => secs(60),
             Self::Register | Self::Takeover => secs(20),
         }
@@ -98,7 +125,7 @@ impl Event {
             Self::PowerOn => secs(8),
             // Often enough that no path expires unnoticed.
             Self::Steady => secs(300),
-            Self::Moved => secs(24),
+            Self::Moved | Self::Upgrade => secs(24),
             Self::Register | Self::Takeover => secs(2),
         };
         all_within / u32::try_from(CONNECTIONS).unwrap_or(1)
@@ -109,7 +136,8 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::PowerOn => "power-on of all at once",
-            Self::Steady => "steady use over one TTL",
+            Self::Steady => "steady use",
+            Self::Upgrade => "rolling upgrade",
             Self::Moved => "nine of ten ports move",
             Self::Register => "all register anew",
             Self::Takeover => "another SM takes over",
@@ -139,6 +167,23 @@ struct Second {
     wrong: BTreeSet<usize>,
 }
 
+impl AddAssign for Second {
+    fn add_assign(&mut self, other: Self) {
+        self.mads += other.mads;
+        self.kept += other.kept;
+        self.connections += other.connections;
+        self.infos += other.infos;
+        self.left += other.left;
+        self.kernels += other.kernels;
+        self.failed += other.failed;
+        self.answered += other.answered;
+        self.refused += other.refused;
+        self.doubted += other.doubted;
+        // Numbers of nodes are those of one subnet; only its bound reads them.
+        self.wrong.extend(other.wrong);
+    }
+}
+
 /// Whether a node keeps its LID when others move.
 fn stays(node: usize) -> bool {
     node.is_multiple_of(10)
@@ -159,12 +204,18 @@ impl Phase {
     fn peak(&self, of: impl Fn(&Second) -> u64) -> u64 {
         self.seconds.iter().map(of).max().unwrap_or_default()
     }
+
+    /// The seconds until no request fails any more, nor is left to the kernel.
+    fn until_resolved(&self) -> usize {
+        self.seconds.iter().rposition(|it| it.failed + it.left > 0).map_or(0, |last| last + 1)
+    }
 }
 
 /// The load on the SA.
 #[derive(Debug)]
 pub struct Report {
     plan: Plan,
+    subnets: usize,
     phases: Vec<Phase>,
     /// The bounds of the load.
     pub bounds: Vec<Bound>,
@@ -176,10 +227,34 @@ pub fn run(plan: Plan) -> Report {
     let phases = Event::ALL.map(|event| Phase { event, seconds: cluster.run(event) });
     let phases: Vec<_> = phases.into();
     let bounds = bounds(&plan, &phases);
-    Report { plan, phases, bounds }
+    Report { plan, subnets: 1, phases, bounds }
+}
+
+/// Runs each subnet of the plan by itself: nodes ask only the SA of their own. The load is that on
+/// all SAs together, and each bound that of the subnet that comes closest to it.
+pub fn run_all(plan: Plan) -> Option<Report> {
+    let all = plan.subnets().map(run).reduce(Report::beside)?;
+    Some(Report { plan: Plan { seed: plan.seed, ..all.plan }, ..all })
 }
 
 impl Report {
+    fn beside(mut self, other: Self) -> Self {
+        self.plan.nodes += other.plan.nodes;
+        self.plan.sa_rate = self.plan.sa_rate.saturating_add(other.plan.sa_rate);
+        self.subnets += other.subnets;
+        for (phase, others) in self.phases.iter_mut().zip(other.phases) {
+            for (second, other) in phase.seconds.iter_mut().zip(others.seconds) {
+                *second += other;
+            }
+        }
+        for (bound, other) in self.bounds.iter_mut().zip(other.bounds) {
+            if other.is / other.most > bound.is / bound.most {
+                *bound = other;
+            }
+        }
+        self
+    }
+
     /// The bounds that are exceeded.
     pub fn exceeded(&self) -> impl Iterator<Item = &Bound> {
         self.bounds.iter().filter(|bound| !bound.holds())
@@ -193,11 +268,17 @@ impl fmt::Display for Report {
         let heard = if heard { "events received" } else { "no events received" };
         writeln!(
             f,
-            "{nodes} nodes of {paths} paths, an SA that answers {sa_rate}/s, {heard}, seed {seed}\n"
+            "{nodes} nodes of {paths} paths in {} of at most {} LIDs, SAs that answer {sa_rate}/s, {heard}, seed {seed}\n",
+            if self.subnets == 1 {
+                "a subnet".to_owned()
+            } else {
+                format!("{} subnets", self.subnets)
+            },
+            Plan::MOST,
         )?;
         writeln!(
             f,
-            "{:25} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "{:25} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
             "MADs to the SA",
             "s",
             "sum",
@@ -208,13 +289,14 @@ impl fmt::Display for Report {
             "in doubt",
             "left",
             "kernels'",
-            "failed"
+            "failed",
+            "resolved"
         )?;
         for phase in &self.phases {
             let (seconds, sum) = (phase.seconds.len().max(1) as u64, phase.sum(|it| it.mads));
             writeln!(
                 f,
-                "{:25} {seconds:8} {sum:9} {:9} {:9} {:9} {:9} {:9} {:9} {:9} {:9}",
+                "{:25} {seconds:8} {sum:9} {:9} {:9} {:9} {:9} {:9} {:9} {:9} {:9} {:7} s",
                 phase.event,
                 sum / seconds,
                 phase.peak(|it| it.mads),
@@ -224,6 +306,7 @@ impl fmt::Display for Report {
                 phase.sum(|it| it.left),
                 phase.sum(|it| it.kernels),
                 phase.sum(|it| it.failed),
+                phase.until_resolved(),
             )?;
         }
         writeln!(f)?;
