@@ -96,7 +96,13 @@ enum BenchCommand {
     /// Costs of addresses that come and go, compared with `ip monitor`
     Addresses(Measurement),
     /// Instructions of the daemon for an answer from memory, by callgrind
-    Instructions(Measurement),
+    Instructions {
+        /// Only the loads whose figures are the same in each run, which `cargo xtask test instructions` compares
+        #[arg(long)]
+        steady: bool,
+        #[command(flatten)]
+        how: Measurement,
+    },
     /// Time of `ibarr fleet` to look at 10,000 nodes through losses
     Fleet(Measurement),
     /// Time and memory to know a fabric from files
@@ -274,7 +280,12 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
         BenchCommand::Paths(how) => how.take(store, userns, bench::paths)?,
         BenchCommand::Responder(how) => how.take(store, false, bench::responder)?,
         BenchCommand::Addresses(how) => how.take(store, false, bench::addresses)?,
-        BenchCommand::Instructions(how) => how.take(store, userns, bench::instructions)?,
+        BenchCommand::Instructions { steady, how } => {
+            let loads = if steady { bench::Loads::Steady } else { bench::Loads::All };
+            how.take(store, userns, |store, ibarr, quick, interrupt| {
+                bench::instructions(store, ibarr, quick, loads, interrupt)
+            })?;
+        }
         BenchCommand::Fleet(how) => how.take(store, userns, bench::fleet)?,
         BenchCommand::Preload(how) => how.take(store, false, bench::preload)?,
         BenchCommand::AcmRate(how) => how.take(store, userns, bench::acm)?,
@@ -299,7 +310,7 @@ impl Measurement {
         self,
         store: &Store,
         userns: bool,
-        measure: fn(&Store, &Path, bool, &Interrupt) -> Result<bench::Report>,
+        measure: impl Fn(&Store, &Path, bool, &Interrupt) -> Result<bench::Report>,
     ) -> Result<()> {
         enter_userns(userns)?;
         let report = measure(store, &self.ibarr.find()?, self.quick, &Interrupt::watch()?)?;
