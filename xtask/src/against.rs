@@ -28,7 +28,7 @@ const RUNS: usize = 3;
 
 /// Name and value of each figure, in the order of the report.
 #[derive(Clone, Debug, PartialEq)]
-struct Figures(Vec<(String, f64)>);
+pub(crate) struct Figures(pub(crate) Vec<(String, f64)>);
 
 /// A figure of this tree, and how it compares.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ fn path(path: &Path) -> Result<&str> {
     path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
-fn figures(report: &Value) -> Result<Figures> {
+pub(crate) fn figures(report: &Value) -> Result<Figures> {
     let figures = report["figures"].as_array().context("a report without figures")?;
     let figure = |figure: &Value| {
         let name = figure["name"].as_str().context("a figure without a name")?;

@@ -9,6 +9,7 @@ mod artifacts;
 mod checkpatch;
 mod ebpf;
 mod fuzz;
+mod instructions;
 mod package;
 mod privilege;
 mod process;

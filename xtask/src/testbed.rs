@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::against;
 use crate::artifacts::{self, Artifact};
+use crate::instructions;
 use crate::package;
 use crate::privilege::Privilege;
 use crate::tools::{self, Set, Toolbox};
@@ -53,6 +54,9 @@ pub(crate) struct BenchArgs {
     /// Also write the ratios to this file, as a document; before the bench's name
     #[arg(long, value_name = "FILE", requires = "against")]
     json: Option<PathBuf>,
+    /// Count instructions as `cargo xtask test instructions` does, and accept the figures: xtask/instructions.txt
+    #[arg(long, conflicts_with_all = ["against", "arguments"])]
+    accept: bool,
     /// Passed to `ibarr-testbed bench`; `--help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
@@ -100,10 +104,15 @@ pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
     {
         return vm::bench_acm(workspace);
     }
+    if args.accept {
+        let built = build(workspace, Profile::Dev)?;
+        let toolbox = tools::ensure(workspace, COUNTED)?;
+        let testbed = artifacts::binary(&built, "ibarr-testbed")?;
+        return instructions::accept(workspace, testbed, Privilege::find(false)?, &toolbox);
+    }
     let built = build(workspace, Profile::Release)?;
     let is_counted = args.arguments.first().is_none_or(|bench| bench == "instructions");
-    let counters: &[&Set] = if is_counted { &[&tools::VALGRIND] } else { &[] };
-    let toolbox = tools::ensure(workspace, &[LAB, counters].concat())?;
+    let toolbox = tools::ensure(workspace, if is_counted { COUNTED } else { LAB })?;
     if let Some(commit) = &args.against {
         let testbed = artifacts::binary(&built, "ibarr-testbed")?;
         let ratios = against::run(workspace, commit, &args.arguments, testbed, &toolbox)?;
@@ -122,6 +131,10 @@ pub(crate) fn monitor(workspace: &Workspace) -> Result<()> {
 
 /// The tools of a lab.
 const LAB: &[&Set] = &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL];
+
+/// The tools of `bench instructions`.
+pub(crate) const COUNTED: &[&Set] =
+    &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL, &tools::VALGRIND];
 
 /// The tools of `ibarr-testbed monitor`.
 pub(crate) const MONITOR: &[&Set] = &[

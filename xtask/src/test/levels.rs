@@ -16,7 +16,7 @@ use crate::privilege::Privilege;
 use crate::systems::{self, How, Row};
 use crate::tools::{Set, Toolbox};
 use crate::workspace::Workspace;
-use crate::{fuzz, package, process, sim, testbed, tidy, tools, vm};
+use crate::{fuzz, instructions, package, process, sim, testbed, tidy, tools, vm};
 
 /// The budgets are what CI took in the last days of November 2026 on two cores, without anything built before, and
 /// some seconds more. `unit` has the build of the workspace, `vm-netlink` and `vm-responder` have that of the guests.
@@ -97,6 +97,13 @@ pub(super) const LEVELS: &[Level] = &[
         fast: false,
         budget: Duration::from_secs(340),
         run: install,
+    },
+    Level {
+        name: "instructions",
+        what: "instructions of the packaged daemon for an answer are at most 5 % more than accepted (needs root)",
+        fast: false,
+        budget: Duration::from_secs(35),
+        run: instructions,
     },
     Level {
         name: "vm-netlink",
@@ -375,6 +382,20 @@ fn install(bench: &Bench<'_>) -> Result<Outcome> {
     let tests = bench.built()?.iter().filter(|artifact| is_of_package(artifact));
     let count = suite::run(bench.workspace, tests, bench.privilege, &variables, &[])?;
     installed(bench, "install", &DEBIAN_12, count)
+}
+
+/// After `install`, which has built the daemon of the packages.
+fn instructions(bench: &Bench<'_>) -> Result<Outcome> {
+    if bench.privilege == Privilege::Unprivileged {
+        return Ok(Outcome::NotRun(NO_ROOT.to_owned()));
+    }
+    let toolbox = match toolbox(bench, testbed::COUNTED) {
+        Ok(toolbox) => toolbox,
+        Err(lack) => return Ok(lack),
+    };
+    let testbed = artifacts::binary(bench.built()?, "ibarr-testbed")?;
+    let passed = instructions::check(bench.workspace, testbed, bench.privilege, &toolbox)?;
+    Ok(Outcome::Passed(Count { passed, ignored: 0 }))
 }
 
 /// Tests of the package that need no newer systemd, and no other package: of the service, its sockets and its faults.
