@@ -25,6 +25,9 @@ const HEAD: &str = "# Instructions of the packaged daemon for an answer from mem
 /// How far a figure may be from the accepted one.
 const TOLERANCE: f64 = 0.05;
 
+/// What is above its bound is counted so often, and the least stands: chance only adds instructions.
+const COUNTS: u32 = 3;
+
 /// How each figure compares with the accepted one.
 struct Verdict {
     lines: Vec<String>,
@@ -33,8 +36,7 @@ struct Verdict {
     fallen: usize,
 }
 
-/// Fails if a figure has grown. Returns the number of figures. What is above its bound is counted twice: chance only adds
-/// instructions.
+/// Fails if a figure has grown. Returns the number of figures.
 pub(crate) fn check(
     workspace: &Workspace,
     testbed: &Path,
@@ -45,9 +47,11 @@ pub(crate) fn check(
     let accepted = parse(&fs::read_to_string(&file).context(ACCEPTED)?)?;
     let mut counted = count(workspace, testbed, privilege, toolbox)?;
     let mut verdict = compare(&accepted, &counted)?;
-    if verdict.grown > 0 {
-        counted = least(counted, &count(workspace, testbed, privilege, toolbox)?);
-        verdict = compare(&accepted, &counted)?;
+    for _ in 1..COUNTS {
+        if verdict.grown > 0 {
+            counted = least(counted, &count(workspace, testbed, privilege, toolbox)?);
+            verdict = compare(&accepted, &counted)?;
+        }
     }
     for line in &verdict.lines {
         eprintln!("   {line}");
@@ -75,8 +79,10 @@ pub(crate) fn accept(
     privilege: Privilege,
     toolbox: &Toolbox,
 ) -> Result<()> {
-    let first = count(workspace, testbed, privilege, toolbox)?;
-    let counted = least(first, &count(workspace, testbed, privilege, toolbox)?);
+    let mut counted = count(workspace, testbed, privilege, toolbox)?;
+    for _ in 1..COUNTS {
+        counted = least(counted, &count(workspace, testbed, privilege, toolbox)?);
+    }
     let rows = counted.0.iter().map(|(name, value)| format!("{name} | {value:.0}\n"));
     fs::write(workspace.root().join(ACCEPTED), HEAD.to_owned() + &rows.collect::<String>())?;
     Ok(())

@@ -90,7 +90,8 @@ pub fn acm(store: &Store, ibarr: &Path, quick: bool, interrupt: &Interrupt) -> R
             Ok(Round { answers, wall, cpu })
         })?;
         report.compare(what, &ours, &echo, None)?;
-        report.add_ratios(what, "the plain server's", &ours, &plain, None)?;
+        let least = Target::AtLeast(if clients == 1 { 0.95 } else { 0.9 });
+        report.add_ratios(what, "the plain server's", &ours, &plain, Some(least))?;
         let target = (clients > 1).then_some(Target::AtLeast(100_000.0));
         report.rate(&format!("{what}: requests a second"), &ours, target)?;
     }

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use super::acm::{self, What};
 use super::local_service::Server;
 use super::paths::{OWN, SA, SGID, is_path_to, name, near, remembered, subnet, wait_for_port};
-use super::report::Report;
+use super::report::{Report, Target};
 use crate::interrupt::Interrupt;
 use crate::lab::{Node, Store, netns};
 use crate::start::program;
@@ -63,7 +63,11 @@ pub fn instructions(
     let socket = sockets.path().join("acm");
     let config = lab.files(&asker).config();
     let before = fs::read_to_string(&config)?;
-    let serve = format!("[acm]\nserve = \"tools\"\nsocket = \"{}\"\n", socket.display());
+    // A peer is asked anew by the clock: as seldom as possible.
+    let serve = format!(
+        "[client]\nfresh-for = \"5s\"\n[acm]\nserve = \"tools\"\nsocket = \"{}\"\n",
+        socket.display()
+    );
     fs::write(&config, before + &serve)?;
     let daemon = Server::daemon(&mut lab, asker.name, interrupt)?;
     wait_for_port(&lab, &asker, interrupt)?;
@@ -72,7 +76,7 @@ pub fn instructions(
     let gid = target.gid()?.octets();
 
     let mut report = Report::new("instructions", quick)?;
-    let mut add = |kind: &str, load: &dyn Fn(u32, u32, bool) -> Result<()>| {
+    let mut add = |kind: &str, aims: [f64; 2], load: &dyn Fn(u32, u32, bool) -> Result<()>| {
         load(16, NOT_COUNTED, false)?;
         load(16, NOT_COUNTED, false)?;
         let all = [1, 16, ALWAYS_ONE];
@@ -81,11 +85,12 @@ pub fn instructions(
             callgrind.counted(daemon.pid())?;
             load(outstanding, count, true)?;
             let an_answer = callgrind.counted(daemon.pid())? / f64::from(count);
-            report.add(format!("{kind}, {outstanding} in flight"), an_answer, None);
+            let aim = Target::AtMost(aims[usize::from(outstanding > 1)]);
+            report.add(format!("{kind}, {outstanding} in flight"), an_answer, Some(aim));
         }
         interrupt.check()
     };
-    add("RESOLVE", &|outstanding, count, is_counted| {
+    add("RESOLVE", [5_000.0, 3_500.0], &|outstanding, count, is_counted| {
         // Under callgrind the daemon is so slow that it takes the subnet administrator for silent at first.
         let is_right = |seq, answer: &[u8]| !is_counted || is_path_to(answer, near(seq));
         daemon.exchange(outstanding, |sent| sent < count, remembered, is_right).map(drop)
@@ -93,7 +98,7 @@ pub fn instructions(
     for address in target.addresses {
         let request = Request::ResolveIp(ResolveIp { ifindex, target: address });
         let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
-        add(&format!("IP_RESOLVE, {family}"), &|outstanding, count, _| {
+        add(&format!("IP_RESOLVE, {family}"), [8_000.0, 5_000.0], &|outstanding, count, _| {
             let is_right = |_, answer: &[u8]| answer.ends_with(&gid);
             let request = |seq| request.emit(seq);
             daemon.exchange(outstanding, |sent| sent < count, request, is_right).map(drop)
@@ -116,7 +121,9 @@ pub fn instructions(
         let (done, _) = load.closed_loop(time)?;
         let an_answer = callgrind.counted(daemon.pid())? / done.answers;
         let wish = if what == What::Path { "path by GIDs" } else { "endpoint" };
-        report.add(format!("ACM, {wish}, clients: {clients}"), an_answer, None);
+        let aim = Target::AtMost(if clients == 1 { 6_500.0 } else { 4_500.0 });
+        let aim = (what == What::Path).then_some(aim);
+        report.add(format!("ACM, {wish}, clients: {clients}"), an_answer, aim);
         interrupt.check()?;
     }
     drop((daemon, port));
