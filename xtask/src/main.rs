@@ -11,6 +11,7 @@ mod ebpf;
 mod fuzz;
 mod instructions;
 mod package;
+mod pictures;
 mod privilege;
 mod process;
 mod sim;

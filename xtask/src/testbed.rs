@@ -13,6 +13,7 @@ use crate::against;
 use crate::artifacts::{self, Artifact};
 use crate::instructions;
 use crate::package;
+use crate::pictures;
 use crate::privilege::Privilege;
 use crate::tools::{self, Set, Toolbox};
 use crate::vm;
@@ -57,6 +58,12 @@ pub(crate) struct BenchArgs {
     /// Count instructions as `cargo xtask test instructions` does, and accept the figures: xtask/instructions.txt
     #[arg(long, conflicts_with_all = ["against", "arguments"])]
     accept: bool,
+    /// Measure what docs/bench.md shows, take the results into docs/bench, and draw its pictures
+    #[arg(long, conflicts_with_all = ["against", "arguments", "accept"])]
+    record: bool,
+    /// Draw the pictures of docs/bench.md from the results in docs/bench
+    #[arg(long, conflicts_with_all = ["against", "arguments", "accept", "record"])]
+    pictures: bool,
     /// Passed to `ibarr-testbed bench`; `--help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
@@ -104,6 +111,9 @@ pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
     {
         return vm::bench_acm(workspace);
     }
+    if args.pictures {
+        return pictures::draw(workspace);
+    }
     if args.accept {
         let built = build(workspace, Profile::Dev)?;
         let toolbox = tools::ensure(workspace, COUNTED)?;
@@ -113,6 +123,11 @@ pub(crate) fn bench(workspace: &Workspace, args: &BenchArgs) -> Result<()> {
     let built = build(workspace, Profile::Release)?;
     let is_counted = args.arguments.first().is_none_or(|bench| bench == "instructions");
     let toolbox = tools::ensure(workspace, if is_counted { COUNTED } else { LAB })?;
+    if args.record {
+        let testbed = artifacts::binary(&built, "ibarr-testbed")?;
+        pictures::record(workspace, testbed, &tools::ensure(workspace, COUNTED)?)?;
+        return pictures::draw(workspace);
+    }
     if let Some(commit) = &args.against {
         let testbed = artifacts::binary(&built, "ibarr-testbed")?;
         let ratios = against::run(workspace, commit, &args.arguments, testbed, &toolbox)?;
