@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! The gate of instructions: those of the packaged daemon for an answer from memory, against the figures that were
-//! accepted. They hardly depend on the machine, so CI compares them, and no time.
+//! accepted. They hardly depend on the machine, so they are compared, and no time is.
 
 use std::fs;
 use std::path::Path;
