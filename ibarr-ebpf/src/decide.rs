@@ -23,8 +23,16 @@ pub trait Node {
     /// Whether a prefix in `allow` covers the address.
     fn allows(&self, address: &AllowPrefix) -> bool;
 
-    /// Whether `gid_cache` has this key.
+    /// Whether the bit of this source is set in `own_bits`. If it is not, the source is neither
+    /// [ours](Self::is_ours) nor an [edge](Self::is_edge).
+    fn is_marked(&self, source: &GidKey) -> bool;
+
+    /// Whether `gid_cache` has this key, which [is marked](Self::is_marked).
     fn is_ours(&self, key: &GidKey) -> bool;
+
+    /// Whether `routes` says that the interface does not lead to the address, which
+    /// [is marked](Self::is_marked): it is the first or the last of a subnet.
+    fn is_edge(&self, ifindex: IfIndex, address: &[u8; 16]) -> bool;
 
     /// Whether `routes` has a route to the address through the interface.
     fn leads_to(&self, ifindex: IfIndex, address: &[u8; 16]) -> bool;
@@ -81,13 +89,19 @@ pub fn answer<Q: QueryPacket>(
         return Err(Reason::Source);
     }
     let source = packet.source(ingress.ifindex());
+    let is_marked = node.is_marked(&source);
     // Packets from this host to itself arrive on the loopback interface, which is never served. A
     // packet with one of this node's addresses as source is therefore forged or in a loop.
-    if node.is_ours(&source) {
+    if is_marked && node.is_ours(&source) {
         return Err(Reason::Source);
     }
     check_allowed(node, cfg, &source)?;
-    if interface.switches & Q::SWITCH == 0 && !node.leads_to(ingress.ifindex(), &source.address) {
+    let leads_to = if interface.switches & Q::SWITCH == 0 {
+        node.leads_to(ingress.ifindex(), &source.address)
+    } else {
+        !is_marked || !node.is_edge(ingress.ifindex(), &source.address)
+    };
+    if !leads_to {
         return Err(Reason::NoRoute);
     }
     let key = packet.destination(ingress.ifindex());
@@ -151,7 +165,8 @@ pub fn guard(node: &impl Node, datagram: &impl Datagram) -> Result<(), Reason> {
     }
     // The server also sends negative replies, so it does not matter whether the address is known.
     let Some(source) = datagram.source() else { return Ok(()) };
-    if !source.can_ask || node.is_ours(&source.key) && !is_local {
+    let is_ours = || node.is_marked(&source.key) && node.is_ours(&source.key);
+    if !source.can_ask || !is_local && is_ours() {
         return Err(Reason::Source);
     }
     check_allowed(node, &cfg, &source.key)

@@ -5,13 +5,13 @@
 //! | map | kind | key | value | read by programs |
 //! |---|---|---|---|---|
 //! | [`GID_CACHE`] | hash | [`GidKey`] | [`GidEntry`] | yes: what is answered |
-//! | [`OWN_BITS`] | array | [`OwnBit::word`] | `u64` | yes: is the source one of [`GID_CACHE`]? |
+//! | [`OWN_BITS`] | array | [`OwnBit::word`] | `u64` | yes: may the source be one of [`GID_CACHE`], or the edge of a subnet? |
 //! | [`LEARNED_GIDS`] | hash | [`GidKey`] | [`LearnedGid`] | no: for people and warm restarts |
 //! | [`INTERFACES`] | array | ifindex | [`Interface`] | yes |
 //! | [`FAR_INTERFACES`] | hash | ifindex, `u32` | [`Interface`] | yes: those that [`INTERFACES`] has no room for |
 //! | [`ALLOW`] | LPM trie | bits, `u32`; [`AllowPrefix`] | [`Allow`] | yes, with [`ResponderCfg::RESTRICT`] |
 //! | [`NEIGHBOURS`] | hash | [`NeighbourKey`] | [`Neighbour`] | XDP on IPoIB |
-//! | [`ROUTES`] | LPM trie | bits, `u32`; [`RoutePrefix`] | [`Route`] | XDP on IPoIB, and with [`Interface::ROUTED_IPV4`] |
+//! | [`ROUTES`] | LPM trie | bits, `u32`; [`RoutePrefix`] | [`Route`] | XDP on IPoIB; with [`Interface::ROUTED_IPV4`]; for sources with an [`OwnBit`] |
 //! | [`RESPONDER_CFG`] | array | 0 | [`ResponderCfg`] | yes |
 //! | [`COUNTERS`] | per-CPU array | [`Program`] | [`Counters`] | written |
 //!
@@ -34,7 +34,7 @@ pub use responder::{
 };
 
 /// Version of everything in this module. The directory of pins has it in its name.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 /// Hash of [`GidEntry`].
 pub const GID_CACHE: &str = "gid_cache";

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The small map that spares most queries a look-up of their source.
+//! The small map that spares most queries two look-ups of their source.
 
 use super::GidKey;
 
 /// The bit of a [`GidKey`] in [`OWN_BITS`](super::OWN_BITS). It is set if the GID cache has that
-/// key or another key with the same bit.
+/// key or another key with the same bit, or if an IPv4 address with this bit leads
+/// [elsewhere](super::Route::ELSEWHERE): it is the first or the last of a subnet.
 ///
 /// The source of a query must not be an address of this node, and almost never is one. A look-up in
 /// the GID cache would cost more than all the rest of an answer: its bucket table is large, and the
-/// same source rarely asks twice, so that the CPU's caches do not help. If the bit is clear, that
-/// look-up is not needed.
+/// same source rarely asks twice, so that the CPU's caches do not help. The trie of routes costs as
+/// much. If the bit is clear, neither look-up is needed.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct OwnBit(u32);
 

@@ -113,7 +113,8 @@ impl Programs {
 
     /// Whether XDP can send to `address` itself.
     fn knows_next_hop(&self, ifindex: IfIndex, address: IpAddr) -> bool {
-        let next_hop = match self.route(ifindex, &octets(address)).map(|route| route.gateway()) {
+        let route = self.route(ifindex, &octets(address)).filter(Route::is_here);
+        let next_hop = match route.map(|route| route.gateway()) {
             None => return false,
             Some(None) => octets(address),
             Some(Some(gateway)) => octets(gateway),
@@ -129,7 +130,7 @@ impl Programs {
         };
         let covering = self.routes.iter().filter(|(key, _)| covers(key));
         let longest = covering.max_by_key(|(key, _)| key.bits);
-        longest.map(|(_, route)| *route).filter(Route::is_here)
+        longest.map(|(_, route)| *route)
     }
 
     fn call(&mut self) -> Result<(), Fault> {
@@ -238,12 +239,20 @@ impl Node for Programs {
         self.allow.iter().any(|key| is_in(&address.address, &key.prefix.address, key.bits))
     }
 
+    fn is_marked(&self, _: &GidKey) -> bool {
+        true
+    }
+
     fn is_ours(&self, key: &GidKey) -> bool {
         self.addresses.contains_key(&(key.address, key.scope))
     }
 
+    fn is_edge(&self, ifindex: IfIndex, address: &[u8; 16]) -> bool {
+        self.route(ifindex, address).is_some_and(|route| !route.is_here())
+    }
+
     fn leads_to(&self, ifindex: IfIndex, address: &[u8; 16]) -> bool {
-        self.route(ifindex, address).is_some()
+        self.route(ifindex, address).is_some_and(|route| route.is_here())
     }
 
     fn entry(&self, key: &GidKey) -> Option<GidEntry> {

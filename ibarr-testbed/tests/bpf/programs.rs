@@ -161,11 +161,15 @@ impl Programs {
         self.put_entry(key, entry);
     }
 
-    pub(crate) fn put_entry(&mut self, key: GidKey, entry: GidEntry) {
-        let bit = OwnBit::of(&key);
+    fn mark(&mut self, address: &GidKey) {
+        let bit = OwnBit::of(address);
         let mut own_bits: Array<_, u64> = self.map(map::OWN_BITS);
         let word = own_bits.get(&bit.word(), 0).expect("readable");
         own_bits.set(bit.word(), word | bit.mask(), 0).expect("writable");
+    }
+
+    pub(crate) fn put_entry(&mut self, key: GidKey, entry: GidEntry) {
+        self.mark(&key);
         let key: [u8; size_of::<GidKey>()] = zerocopy::transmute!(key);
         let entry: [u8; size_of::<GidEntry>()] = zerocopy::transmute!(entry);
         self.gid_cache().insert(key, entry, 0).expect("writable");
@@ -200,6 +204,9 @@ impl Programs {
     }
 
     pub(crate) fn put_route(&mut self, ifindex: IfIndex, prefix: IpAddr, bits: u8, route: Route) {
+        if bits == 32 && prefix.is_ipv4() && !route.is_here() {
+            self.mark(&GidKey::new(prefix, ifindex));
+        }
         let (bits, prefix) = RoutePrefix::new(ifindex, prefix, bits);
         let mut map: LpmTrie<_, [u8; size_of::<RoutePrefix>()], [u8; size_of::<Route>()]> =
             self.map(map::ROUTES);

@@ -120,16 +120,19 @@ fn only_sources_that_a_route_on_the_interface_covers_are_answered() {
 }
 
 #[test]
-fn xdp_never_sends_to_the_edge_addresses_of_a_subnet() {
+fn programs_never_send_to_the_edge_addresses_of_a_subnet() {
     let mut programs = node(14);
     programs.put_route(IfIndex::MIN, ip("10.2.0.0"), 24, Route::ON_LINK);
     for edge in ["10.2.0.0", "10.2.0.255"] {
         programs.put_route(IfIndex::MIN, ip(edge), 32, Route::ELSEWHERE);
-        assert_xdp_passed(&mut programs, &Frame { source: ip(edge), ..query() }, "no_route");
+        let frame = Frame { source: ip(edge), ..query() };
+        assert_passed(&mut programs, &frame, "no_route");
+        assert_xdp_passed(&mut programs, &frame, "no_route");
     }
     // Only the bits behind the subnet's prefix make an address the first or last one.
     for source in ["10.2.0.4", "10.2.0.11", "10.3.0.255"] {
         let frame = Frame { source: ip(source), ..query() };
+        assert_answered(&mut programs, &frame);
         assert_eq!(programs.run_xdp(&frame.bytes()).action, XDP_TX, "{source}");
     }
 }

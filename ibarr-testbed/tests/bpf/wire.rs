@@ -264,10 +264,8 @@ fn edges_of_the_subnet_are_sent_nothing_by_either_program() {
         }
         let (reply, _) = receive(&socket);
         assert_eq!(Reply::parse(&reply).unwrap().msg_id, MsgId(1), "xdp: {xdp}");
-        if xdp {
-            let counters = server.counters(Program::Xdp);
-            assert_eq!(nonzero(&counters), [("answered", 1), ("no_route", 2)]);
-        }
+        let counters = server.counters(if xdp { Program::Xdp } else { Program::Tc });
+        assert_eq!(nonzero(&counters), [("answered", 1), ("no_route", 2)]);
     }
 }
 

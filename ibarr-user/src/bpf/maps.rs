@@ -15,7 +15,7 @@ use ibarr_proto::responder::{AllowKey, MapElements, MapUpdate, RouteKey};
 
 use super::interfaces::Interfaces;
 use super::map::{Error, absent, open};
-use super::own::OwnAddresses;
+use super::own::{Marked, OwnAddresses};
 use super::plain::MapValue;
 
 /// The pinned maps, with the types of their keys and values.
@@ -64,9 +64,11 @@ impl Maps {
 
     /// Reads the bits that an earlier daemon has left. Call it before anything is written.
     pub(super) fn take_over(&mut self) -> Result<(), Error> {
-        for key in self.gid_cache.keys() {
-            let key = key.map_err(|source| Error { name: map::GID_CACHE, source })?;
-            self.own.add(&key.0).map_err(|source| Error { name: map::OWN_BITS, source })?;
+        let keys = all(map::GID_CACHE, self.gid_cache.keys())?.into_iter();
+        let routes = self.routes()?.into_iter();
+        let edges = routes.filter_map(|(key, route)| edge(&key, &route));
+        for marked in keys.map(|key| Marked::from(key.0)).chain(edges) {
+            self.own.add(marked).map_err(|source| Error { name: map::OWN_BITS, source })?;
         }
         Ok(())
     }
@@ -77,8 +79,13 @@ impl Maps {
         let lpm = |key: AllowKey| Key::new(key.bits, MapValue(key.prefix));
         let destination = |key: RouteKey| Key::new(key.bits, MapValue(key.prefix));
         let own = |source| Error { name: map::OWN_BITS, source };
-        if let MapUpdate::Address(entry) = update {
-            self.own.add(&entry.key).map_err(own)?;
+        let marked = match *update {
+            MapUpdate::Address(entry) => Some(entry.key.into()),
+            MapUpdate::Route(key, route) => edge(&key, &route),
+            _ => None,
+        };
+        if let Some(marked) = marked {
+            self.own.add(marked).map_err(own)?;
         }
         let (name, result) = match *update {
             MapUpdate::Address(entry) => {
@@ -108,10 +115,13 @@ impl Maps {
             MapUpdate::Cfg(cfg) => (map::RESPONDER_CFG, self.cfg.set(0, MapValue(cfg), any)),
         };
         result.map_err(|source| Error { name, source })?;
-        if let MapUpdate::NoAddress(key) = update {
-            self.own.remove(key).map_err(own)?;
-        }
-        Ok(())
+        let unmarked = match *update {
+            MapUpdate::NoAddress(key) => Some(key.into()),
+            MapUpdate::NoRoute(key) => Marked::edge(&key),
+            MapUpdate::Route(key, route) if route.is_here() => Marked::edge(&key),
+            _ => None,
+        };
+        unmarked.map_or(Ok(()), |unmarked| self.own.remove(unmarked)).map_err(own)
     }
 
     pub(super) fn keys(&self) -> Result<MapElements, Error> {
@@ -120,19 +130,23 @@ impl Maps {
             let key = key?;
             Ok(AllowKey { bits: key.prefix_len(), prefix: key.data().0 })
         });
-        let routes = self.routes.iter().map(|element| {
-            let (key, route) = element?;
-            Ok((RouteKey { bits: key.prefix_len(), prefix: key.data().0 }, route.0))
-        });
         let neighbours = self.neighbours.keys().map(|key| Ok(key?.0));
         Ok(MapElements {
             addresses: all(map::GID_CACHE, addresses)?,
             interfaces: self.interfaces.all()?.into_iter().map(|(ifindex, _)| ifindex).collect(),
             allow: all(map::ALLOW, allow)?,
-            routes: all(map::ROUTES, routes)?,
+            routes: self.routes()?,
             neighbours: all(map::NEIGHBOURS, neighbours)?,
             cfg: self.cfg()?,
         })
+    }
+
+    fn routes(&self) -> Result<Vec<(RouteKey, Route)>, Error> {
+        let routes = self.routes.iter().map(|element| {
+            let (key, route) = element?;
+            Ok((RouteKey { bits: key.prefix_len(), prefix: key.data().0 }, route.0))
+        });
+        all(map::ROUTES, routes)
     }
 
     fn cfg(&self) -> Result<ResponderCfg, Error> {
@@ -142,10 +156,7 @@ impl Maps {
 
     pub(super) fn contents(&self, is_here: bool) -> Result<Contents, Error> {
         let entries = self.gid_cache.iter().map(|element| Ok(element?.1.0));
-        let routes = self.routes.iter().map(|element| {
-            let (key, route) = element?;
-            Ok((key.prefix_len(), key.data().0, route.0))
-        });
+        let routes = self.routes()?.into_iter();
         let neighbours = self.neighbours.iter().map(|element| {
             let (key, neighbour) = element?;
             Ok((key.0, neighbour.0))
@@ -153,7 +164,7 @@ impl Maps {
         let mut contents = Contents {
             entries: all(map::GID_CACHE, entries)?,
             interfaces: self.interfaces.all()?,
-            routes: all(map::ROUTES, routes)?,
+            routes: routes.map(|(key, route)| (key.bits, key.prefix, route)).collect(),
             neighbours: all(map::NEIGHBOURS, neighbours)?,
             cfg: self.cfg()?,
             is_here,
@@ -176,6 +187,11 @@ impl Maps {
         }
         Ok(counts)
     }
+}
+
+/// The address of a route that is [marked](OwnAddresses).
+fn edge(key: &RouteKey, route: &Route) -> Option<Marked> {
+    if route.is_here() { None } else { Marked::edge(key) }
 }
 
 fn all<T>(

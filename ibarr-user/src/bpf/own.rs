@@ -1,19 +1,57 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Keeps `own_bits` consistent with the GID cache: the bit of every address is set before the
-//! address is added to the cache, and stays until the address is removed.
+//! Keeps `own_bits` consistent with the GID cache and the routes: the bit of every address, and of
+//! every first or last address of a subnet, is set before the element is written, and stays until it
+//! is removed.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 
 use aya::maps::{Array, MapData, MapError};
 use ibarr_common::map::{GidKey, OwnBit};
+use ibarr_proto::responder::RouteKey;
 
-/// The addresses in the GID cache, ordered by their bits.
+/// The addresses that have bits, ordered by these.
 #[derive(Debug)]
 pub(super) struct OwnAddresses<W> {
     words: W,
-    held: BTreeSet<(OwnBit, [u8; 16], u32)>,
+    held: BTreeSet<(OwnBit, Marked)>,
+}
+
+/// An element whose address has a bit.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) enum Marked {
+    /// An entry of the GID cache: the fields of its key.
+    Cached([u8; 16], u32),
+    /// The first or last address of an IPv4 subnet, and the interface of the subnet.
+    Edge([u8; 16], u32),
+}
+
+impl Marked {
+    const FIRST: Self = Self::Cached([0; 16], 0);
+    const LAST: Self = Self::Edge([0xff; 16], u32::MAX);
+
+    /// `None` for a prefix with other addresses: an interface that leads to some sources is asked for each.
+    pub(super) fn edge(route: &RouteKey) -> Option<Self> {
+        let (address, bits) = route.prefix.prefix(route.bits);
+        let is_edge = address.is_ipv4() && bits == Ipv4Addr::BITS;
+        is_edge.then_some(Self::Edge(route.prefix.address, route.prefix.ifindex))
+    }
+
+    fn bit(self) -> OwnBit {
+        let (address, scope) = match self {
+            Self::Cached(address, scope) => (address, scope),
+            Self::Edge(address, _) => (address, 0),
+        };
+        OwnBit::of(&GidKey { address, scope })
+    }
+}
+
+impl From<GidKey> for Marked {
+    fn from(key: GidKey) -> Self {
+        Self::Cached(key.address, key.scope)
+    }
 }
 
 /// The map; the tests replace it.
@@ -38,22 +76,22 @@ impl<W: Words> OwnAddresses<W> {
         Self { words, held: BTreeSet::new() }
     }
 
-    /// Call it before `key` is added to the cache.
-    pub(super) fn add(&mut self, key: &GidKey) -> Result<(), MapError> {
-        let bit = OwnBit::of(key);
+    /// Call it before the element is written.
+    pub(super) fn add(&mut self, marked: Marked) -> Result<(), MapError> {
+        let bit = marked.bit();
         let word = self.words.word(bit.word())?;
         if word & bit.mask() == 0 {
             self.words.set_word(bit.word(), word | bit.mask())?;
         }
-        self.held.insert((bit, key.address, key.scope));
+        self.held.insert((bit, marked));
         Ok(())
     }
 
-    /// Call it after `key` is removed from the cache.
-    pub(super) fn remove(&mut self, key: &GidKey) -> Result<(), MapError> {
-        let bit = OwnBit::of(key);
-        self.held.remove(&(bit, key.address, key.scope));
-        let of_this_bit = (bit, [0; 16], 0)..=(bit, [0xff; 16], u32::MAX);
+    /// Call it after the element is removed.
+    pub(super) fn remove(&mut self, marked: Marked) -> Result<(), MapError> {
+        let bit = marked.bit();
+        self.held.remove(&(bit, marked));
+        let of_this_bit = (bit, Marked::FIRST)..=(bit, Marked::LAST);
         if self.held.range(of_this_bit).next().is_none() {
             let word = self.words.word(bit.word())?;
             self.words.set_word(bit.word(), word & !bit.mask())?;
@@ -64,8 +102,8 @@ impl<W: Words> OwnAddresses<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, HashSet};
-    use std::net::{IpAddr, Ipv4Addr};
+    use std::collections::BTreeMap;
+    use std::net::IpAddr;
 
     use ibarr_common::IfIndex;
     use proptest::prelude::*;
@@ -83,40 +121,44 @@ mod tests {
         }
     }
 
-    fn key(number: u32) -> GidKey {
-        GidKey::new(IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + number)), IfIndex::MIN)
-    }
-
-    /// Addresses, some of which share a bit.
-    fn keys() -> Vec<GidKey> {
-        let first = OwnBit::of(&key(0));
-        let is_near = |key: &GidKey| OwnBit::of(key).word() == first.word();
-        let mut keys: Vec<_> = (0..10_000_000).map(key).filter(is_near).take(200).collect();
-        keys.sort_by_key(OwnBit::of);
-        let shared =
-            keys.windows(2).filter(|pair| OwnBit::of(&pair[0]) == OwnBit::of(&pair[1])).count();
-        assert!(shared > 50, "{shared} of {} share a bit", keys.len());
-        keys
+    /// Entries and edges, many of the same address, some of which share a bit with another one.
+    fn elements() -> Vec<Marked> {
+        let entry = |number: u32| {
+            let address = IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + number));
+            Marked::from(GidKey::new(address, IfIndex::MIN))
+        };
+        let first = entry(0).bit();
+        let is_near = |entry: &Marked| entry.bit().word() == first.word();
+        let entries: Vec<_> = (0..10_000_000).map(entry).filter(is_near).take(200).collect();
+        let mut elements = entries.clone();
+        for entry in &entries[..100] {
+            let Marked::Cached(address, _) = *entry else { panic!("{entry:?}") };
+            elements.extend([1, 2].map(|ifindex| Marked::Edge(address, ifindex)));
+        }
+        elements.sort_by_key(|element| element.bit());
+        let shared = elements.windows(2).filter(|pair| pair[0].bit() == pair[1].bit()).count();
+        assert!(shared > 150, "{shared} of {} share a bit", elements.len());
+        elements
     }
 
     #[test]
-    fn exactly_the_bits_of_cached_addresses_are_set() {
-        let keys = keys();
-        let changes = prop::collection::vec((any::<bool>(), 0..keys.len()), 0..500);
+    fn exactly_the_bits_of_cached_addresses_and_edges_are_set() {
+        let elements = elements();
+        let changes = prop::collection::vec((any::<bool>(), 0..elements.len()), 0..500);
         proptest!(|(changes in changes)| {
             let mut own = OwnAddresses::new(BTreeMap::new());
-            let mut cache = HashSet::new();
+            let mut there = BTreeSet::new();
             for (add, index) in changes {
-                let key = keys[index];
+                let element = elements[index];
                 if add {
-                    own.add(&key).unwrap();
-                    cache.insert(key);
+                    own.add(element).unwrap();
+                    there.insert(element);
                 } else {
-                    cache.remove(&key);
-                    own.remove(&key).unwrap();
+                    there.remove(&element);
+                    own.remove(element).unwrap();
                 }
                 let mut wanted: BTreeMap<u32, u64> = BTreeMap::new();
-                for bit in cache.iter().map(OwnBit::of) {
+                for bit in there.iter().map(|element| element.bit()) {
                     *wanted.entry(bit.word()).or_default() |= bit.mask();
                 }
                 let mut words = own.words.clone();

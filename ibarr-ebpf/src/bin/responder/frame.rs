@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The bytes of a frame under XDP: bounds, reading, writing.
+//! The bytes of a frame: the header of Ethernet, and under XDP bounds, reading, writing.
 
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -17,6 +17,21 @@ pub(crate) struct Ethernet {
     pub(crate) destination: [u8; 6],
     pub(crate) source: [u8; 6],
     pub(crate) ethertype: U16,
+}
+
+impl Ethernet {
+    #[inline]
+    pub(crate) fn is_from_a_host(&self) -> bool {
+        const GROUP: u8 = 1;
+        self.source[0] & GROUP == 0
+    }
+
+    /// The header of a reply to the host that the frame came from. Any host may have sent it, whatever
+    /// its source address.
+    #[inline]
+    pub(crate) fn back(&self) -> Self {
+        Self { destination: self.source, source: self.destination, ..*self }
+    }
 }
 
 /// The layout of a whole frame.

@@ -134,12 +134,20 @@ impl Node for Maps {
         ALLOW.get(&Key::new(AllowPrefix::BITS, *address)).is_some()
     }
 
-    /// Rarely looks in the cache: see [`OwnBit`].
+    #[inline]
+    fn is_marked(&self, source: &GidKey) -> bool {
+        let bit = OwnBit::of(source);
+        OWN_BITS.get(bit.word()).is_none_or(|word| word & bit.mask() != 0)
+    }
+
     #[inline]
     fn is_ours(&self, key: &GidKey) -> bool {
-        let bit = OwnBit::of(key);
-        let is_set = |word: &u64| word & bit.mask() != 0;
-        OWN_BITS.get(bit.word()).is_none_or(is_set) && self.has_entry(key)
+        GID_CACHE.get_ptr(key).is_some()
+    }
+
+    #[inline]
+    fn is_edge(&self, ifindex: IfIndex, address: &[u8; 16]) -> bool {
+        route(ifindex, *address).is_some_and(|route| !route.is_here())
     }
 
     #[inline]
@@ -178,11 +186,6 @@ impl Maps {
         // SAFETY: the helper takes no arguments and has no effect.
         cfg.is_leased(Instant::from_nanos(unsafe { bpf_ktime_get_boot_ns() }))
     }
-
-    #[inline]
-    pub(crate) fn has_entry(self, key: &GidKey) -> bool {
-        GID_CACHE.get_ptr(key).is_some()
-    }
 }
 
 /// The next hop for `destination` on `ifindex`, if the daemon has entered one.
@@ -197,15 +200,6 @@ pub(crate) fn next_hop(ifindex: IfIndex, destination: [u8; 16]) -> Option<Neighb
     // together.
     let neighbour: Neighbour = zerocopy::transmute!(unsafe { element.read_volatile() });
     neighbour.is_of(&key).then_some(neighbour)
-}
-
-/// Whether `address` is the first or the last of an IPv4 subnet of the interface: the kernel never
-/// sends unicast to such an address. In these addresses the last two bits are equal, so that half
-/// of all addresses need no look-up.
-#[inline]
-pub(crate) fn is_edge(ifindex: IfIndex, address: [u8; 16]) -> bool {
-    let are_alike = matches!(address[15] & 3, 0 | 3);
-    are_alike && route(ifindex, address).is_some_and(|route| !route.is_here())
 }
 
 #[inline]

@@ -23,7 +23,7 @@ use zerocopy::network_endian::U16;
 use crate::LINK_HEADER_LEN;
 use crate::frame::{Ethernet, Frame, Whole, copy, copy_back, opaque};
 use crate::log;
-use crate::node::{Maps, is_edge, next_hop};
+use crate::node::{Maps, next_hop};
 
 /// A packet that is not answered goes unchanged to the kernel's stack (`XDP_PASS`).
 #[inline]
@@ -66,17 +66,12 @@ impl Link for Ethernet {
 
     #[inline]
     fn is_for_this_host(&self, interface: &Interface) -> bool {
-        const GROUP: u8 = 1;
-        interface.hwaddr.first_chunk() == Some(&self.destination) && self.source[0] & GROUP == 0
+        interface.hwaddr.first_chunk() == Some(&self.destination) && self.is_from_a_host()
     }
 
     #[inline]
-    fn reply(&self, ifindex: IfIndex, source: [u8; 16]) -> Option<Self> {
-        // Any host may have sent the frame. The kernel would not send to a broadcast address.
-        if is_edge(ifindex, source) {
-            return None;
-        }
-        Some(Self { destination: self.source, source: self.destination, ..*self })
+    fn reply(&self, _: IfIndex, _: [u8; 16]) -> Option<Self> {
+        Some(self.back())
     }
 }
 
