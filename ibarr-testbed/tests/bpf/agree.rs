@@ -259,6 +259,11 @@ impl Nodes {
             TC_REDIRECT => Some(frame::read(&tc.frame[14..])),
             other => panic!("{other}"),
         };
+        if tc_reply.is_some()
+            && let Link::Ethernet { destination, source } = link
+        {
+            prop_assert_eq!(&tc.frame[..12], [source, destination].concat());
+        }
         let xdp = programs.run_xdp(bytes);
         let xdp_reply = match xdp.action {
             XDP_PASS => None,

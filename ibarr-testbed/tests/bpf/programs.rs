@@ -30,7 +30,7 @@ pub(crate) struct Verdict {
 
 /// `TC_ACT_UNSPEC`.
 pub(crate) const TC_NEXT: u32 = u32::MAX;
-/// `TC_ACT_REDIRECT`, what `bpf_redirect_neigh` returns.
+/// `TC_ACT_REDIRECT`, what `bpf_redirect` and `bpf_redirect_neigh` return.
 pub(crate) const TC_REDIRECT: u32 = 7;
 /// `XDP_PASS`.
 pub(crate) const XDP_PASS: u32 = 2;

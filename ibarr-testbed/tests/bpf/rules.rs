@@ -148,8 +148,9 @@ fn frames_for_other_hosts_and_groups_are_passed() {
 }
 
 #[test]
-fn xdp_does_not_send_to_a_group() {
+fn programs_do_not_send_to_a_group() {
     let link = Link::Ethernet { destination: [0; 6], source: [1, 0, 0x5e, 0, 0, 1] };
+    assert_passed(&mut node(14), &Frame { link, ..query() }, "other_host");
     assert_xdp_passed(&mut node(14), &Frame { link, ..query() }, "other_host");
 }
 

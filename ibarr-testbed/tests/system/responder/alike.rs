@@ -47,12 +47,12 @@ fn peer_gets_the_same_from_programs_and_daemon() {
         }
         wire.rig.end(Signal::SIGTERM);
     }
-    // XDP sends to the hardware address that a frame came from, even if no host has its source
-    // address.
+    // On Ethernet the programs send to the hardware address that a frame came from, even if no host
+    // has its source address.
     let is_to_nobody = |seen: &Seen| seen.to.starts_with("[fe80::1]:");
-    for by_xdp in &mut seen[3..] {
-        assert_eq!(by_xdp.iter().filter(|seen| is_to_nobody(seen)).count(), 1);
-        by_xdp.retain(|seen| !is_to_nobody(seen));
+    for by_program in &mut seen[1..] {
+        assert_eq!(by_program.iter().filter(|seen| is_to_nobody(seen)).count(), 1);
+        by_program.retain(|seen| !is_to_nobody(seen));
     }
     let [alone, others @ ..] = &seen[..] else { panic!() };
     let (positive, negative) = (count(alone, 32), count(alone, 12));
