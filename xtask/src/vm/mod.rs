@@ -96,6 +96,8 @@ enum Scenario {
     },
     /// What requests of ACM cost that memory answers, with ibarr and with ibacm: `bench acm`
     AcmSpeed,
+    /// How long addresses and routes take, with ibarr, ibacm and the kernel alone: `run c`
+    Timings,
     /// Bandwidth and latency of software HCAs and of Soft-RoCE, in turn
     RxeSpeed,
     /// A shell in the network of `run`
@@ -350,6 +352,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             let scenario = scenario.context("`run` names one scenario by now")?;
             prepare_run(workspace, scenario, &built, &mut prepared)?;
         }
+        Scenario::Timings => prepare_run(workspace, Fabric::C, &built, &mut prepared)?,
         Scenario::Cluster { .. } => {
             rig::prepare(workspace, "cluster", &built, &mut prepared)?;
             rig::with_package(workspace, &mut prepared)?;
