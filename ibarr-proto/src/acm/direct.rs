@@ -13,7 +13,10 @@ use crate::paths::{self, Outcome, PortName};
 impl Acm {
     /// The request in a client's message, and what it knows of the path; `None` if it needs more than a look into memory.
     pub(crate) fn direct(&self, client: ClientId, bytes: &[u8]) -> Option<(Request, PathQuery)> {
-        self.clients.get(&client).filter(|client| client.waits_for.is_none())?;
+        let is_idle = self.clients.get(&client)?.waits_for.is_none();
+        if !is_idle || self.halves.contains(client) {
+            return None;
+        }
         let request = Request::parse(bytes).ok()?;
         let wire::Ask::Resolve(resolve) = request.ask else { return None };
         let has_ends = resolve.source().is_some() || resolve.destination().is_some();
@@ -38,7 +41,6 @@ impl Acm {
             Outcome::NoRecord { .. } => (Reply::Refused(Status::NoData), Counter::NoData),
             _ => return None,
         };
-        self.halves.set(client, None);
         self.places.touch(client);
         let of_port = self.by_port.entry(port).or_default();
         for counters in [&mut self.counters, of_port] {

@@ -21,7 +21,7 @@ impl Node {
         self.acm.reply_directly(client, &request, port, outcome)
     }
 
-    /// What memory has for a caller that is blocked. Only if the path is refreshed, a core has been told something.
+    /// What memory has for a caller that is blocked.
     pub(super) fn recall_at_once(
         &mut self,
         now: Instant,
@@ -33,7 +33,7 @@ impl Node {
             return None;
         }
         let recalled = self.paths.recall_at_once(now, port, question)?;
-        if recalled.has_asked {
+        if recalled.has_news {
             self.now = now;
             self.note_change();
         }

@@ -33,8 +33,8 @@ pub(crate) struct Recalled {
     pub(crate) outcome: Outcome,
     /// What the kernel is told, if it asks.
     pub(crate) is_left_to_kernel: bool,
-    /// The SA is asked, to refresh the path.
-    pub(crate) has_asked: bool,
+    /// The SA is asked, to refresh the path, or something is due at another time.
+    pub(crate) has_news: bool,
 }
 
 impl Paths {
@@ -85,14 +85,14 @@ impl Paths {
             return None;
         }
         self.advance(now);
-        let asked = self.next_question;
+        let before = (self.next_question, self.ports.canary_due());
         let outcome = self.lookup(port, question)?;
-        let has_asked = self.next_question != asked;
-        if has_asked {
+        let has_news = (self.next_question, self.ports.canary_due()) != before;
+        if has_news {
             self.settle();
         }
         let is_left_to_kernel = self.falls_back(None, &outcome);
-        Some(Recalled { outcome, is_left_to_kernel, has_asked })
+        Some(Recalled { outcome, is_left_to_kernel, has_news })
     }
 
     /// The path from a port to itself, as ibacm makes it: an SA need not be asked. The MTU is one that ibacm

@@ -174,6 +174,22 @@ fn path_at_the_end_of_its_life_is_given_at_once_and_refreshed() {
     assert_eq!(rig.node.paths.counters().get(paths::Counter::FoundCache), 2);
 }
 
+/// It is asked for again from time to time, from its first use on.
+#[test]
+fn path_given_at_once_changes_when_something_is_due() {
+    let mut rig = Rig::with_port();
+    rig.asks_path(1, request());
+    let [question] = rig.sa(path(0))[..] else { panic!("the SA is asked") };
+    let mut recalled = |times: usize| {
+        rig.node.poll_timeout();
+        let found =
+            (0..times).filter(|_| rig.node.recall_at_once(rig.now, &port(), question).is_some());
+        (found.count(), rig.node.is_due_known)
+    };
+    assert_eq!(recalled(1), (1, false));
+    assert_eq!(recalled(5), (5, true), "it is looked at already");
+}
+
 #[test]
 fn kernel_that_asks_for_all_paths_gets_three_with_floating_lids() {
     let mut rig = Rig::with_port();
