@@ -85,9 +85,9 @@ impl Paths {
             return None;
         }
         self.advance(now);
-        let before = (self.next_question, self.ports.canary_due());
+        let before = (self.next_question, self.canaries_set);
         let outcome = self.lookup(port, question)?;
-        let has_news = (self.next_question, self.ports.canary_due()) != before;
+        let has_news = (self.next_question, self.canaries_set) != before;
         if has_news {
             self.settle();
         }

@@ -66,6 +66,7 @@ impl Paths {
             && !every.is_zero()
         {
             let times = if port.hears_events { Config::CANARIES_IF_HEARD } else { 1 };
+            self.canaries_set += u64::from(port.canaries.due().is_none());
             port.canaries.used(self.now, key, every * times, &mut self.rng);
         }
     }

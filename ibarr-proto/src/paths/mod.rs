@@ -95,6 +95,8 @@ pub struct Paths {
     /// Ports whose SA is being asked for its capabilities.
     infos: BTreeMap<QuestionId, PortIndex>,
     next_question: u64,
+    /// How many times the use of a path has set when it is asked for again.
+    canaries_set: u64,
     waiting: BTreeMap<RequestId, Waiting>,
     deadlines: Timers<RequestId>,
     /// The subnet of each port, or its last one if the port is gone.
@@ -167,6 +169,7 @@ impl Paths {
             restoring: Restoring::default(),
             infos: BTreeMap::new(),
             next_question: 0,
+            canaries_set: 0,
             waiting: BTreeMap::new(),
             deadlines: Timers::default(),
             subnets: BTreeMap::new(),
