@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn many_questions_for_a_cold_hop_are_few_at_first_and_all_sent_within_a_round() {
+    fn burst_for_a_cold_hop_starts_slowly_and_ends_within_a_round() {
         let limits = Limits { round: ms(500), ..LIMITS };
         let mut hops = Hops::new(limits, Seeded::new(&mut ChaCha12Rng::seed_from_u64(1)));
         for n in 1..=200 {

@@ -156,7 +156,7 @@ fn kernel_gets_the_path_unchanged_and_the_sa_is_asked_once() {
 
 /// The answer at once passes no queue, so what follows from it is noted there.
 #[test]
-fn path_at_the_end_of_its_life_is_given_at_once_and_refreshed() {
+fn old_path_is_given_at_once_and_refreshed() {
     let mut rig = Rig::with_port();
     rig.asks_path(1, request());
     rig.sa(path(0));
