@@ -15,6 +15,7 @@ use ibarr_common::ib::Gid;
 use ibarr_testbed::stock::{Running, Stock};
 use ibarr_testbed::umad::{Directory, Port};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::daemon::{Daemon, PATIENCE, name};
@@ -121,8 +122,13 @@ impl Rig {
 
 impl Manager {
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.process.pid()).unwrap();
-        kill(Pid::from_raw(pid), signal).unwrap();
+        let pid = Pid::from_raw(i32::try_from(self.process.pid()).unwrap());
+        kill(pid, signal).unwrap();
+        if signal == Signal::SIGSTOP {
+            // Until its last thread has stopped, OpenSM answers.
+            let stopped = WaitStatus::Stopped(pid, signal);
+            assert_eq!(waitpid(pid, Some(WaitPidFlag::WUNTRACED)), Ok(stopped));
+        }
     }
 
     /// Waits until OpenSM's log has `text`.

@@ -121,7 +121,7 @@ fn check_of_a_hung_daemon_ends_before_its_answer() {
     let dir = TempDir::new("health-hung");
     let _port = Port::new(&dir);
     let (daemon, _kernel) = start(&dir, CONFIG);
-    kill(daemon.pid(), Signal::SIGSTOP).unwrap();
+    daemon.stop();
     let (code, line) = checked(&daemon);
     assert_eq!(code, Some(3), "{line}");
     assert!(line.contains("did not answer within 1s 500ms"), "{line}");

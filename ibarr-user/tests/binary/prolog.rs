@@ -95,7 +95,7 @@ fn prolog_never_fails_without_a_daemon_or_with_one_that_hangs() {
     assert!(said.contains("no daemon at") && said.contains("exit status 69"), "{said}");
 
     let daemon = Daemon::start(&dir, &peers.config());
-    kill(daemon.pid(), Signal::SIGSTOP).unwrap();
+    daemon.stop();
     let said = job.begins("10.9.0.[2-3]", &[]);
     assert!(said.contains("did not answer within 2s"), "{said}");
     kill(daemon.pid(), Signal::SIGCONT).unwrap();

@@ -18,6 +18,7 @@ use ibarr_user::control::client;
 use ibarr_user::control::messages::{Request as Asked, Response};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, Uid, chown, setuid};
 use serde_json::Value;
 
@@ -130,7 +131,7 @@ fn overrun(daemon: &Ibarr) -> Result<()> {
     const CALLERS: usize = 5_000;
     const ROUNDS: usize = 100;
     let rtnetlink = Rtnetlink::open()?;
-    kill(daemon.pid(), Signal::SIGSTOP)?;
+    daemon.stop()?;
     let waiting = Waiting::start(&[FAR_V4], CALLERS, CALLER_TIMEOUT)?;
     let mut rounds = 0;
     while daemon.drops()? == 0 {
@@ -162,7 +163,7 @@ fn from_another_namespace() -> Result<()> {
 
 fn killed(mut daemon: Ibarr) -> Result<()> {
     // It is still in the group, but cannot answer.
-    kill(daemon.pid(), Signal::SIGSTOP)?;
+    daemon.stop()?;
     let waiting = Waiting::start(&[FAR_V4, FAR_V6], WAITING, CALLER_TIMEOUT)?;
     kill(daemon.pid(), Signal::SIGKILL)?;
     daemon.child.wait()?;
@@ -175,7 +176,7 @@ fn ended() -> Result<()> {
     let daemon = Ibarr::start(Ibarr::command())?;
     // The daemon learns the answers before the callers ask.
     resolves(&[FAR_V4, FAR_V6], 2)?;
-    kill(daemon.pid(), Signal::SIGSTOP)?;
+    daemon.stop()?;
     let waiting = Waiting::start(&[FAR_V4, FAR_V6], WAITING, CALLER_TIMEOUT)?;
     kill(daemon.pid(), Signal::SIGTERM)?;
     kill(daemon.pid(), Signal::SIGCONT)?;
@@ -407,6 +408,14 @@ impl Ibarr {
 
     fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().cast_signed())
+    }
+
+    /// Stops it, and waits until it has stopped: it answers nothing that is asked later.
+    fn stop(&self) -> Result<()> {
+        kill(self.pid(), Signal::SIGSTOP)?;
+        let status = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED))?;
+        ensure!(status == WaitStatus::Stopped(self.pid(), Signal::SIGSTOP), "{status:?}");
+        Ok(())
     }
 
     fn end(self) -> Result<()> {

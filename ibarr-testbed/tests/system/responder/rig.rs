@@ -25,6 +25,7 @@ use ibarr_testbed::start::program;
 use nix::mount::{MsFlags, mount};
 use nix::net::if_::if_nametoindex;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::Value;
 
@@ -133,14 +134,11 @@ impl Rig {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = self.pid();
-        kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+        let pid = Pid::from_raw(self.pid().try_into().unwrap());
+        kill(pid, signal).unwrap();
         if signal == Signal::SIGSTOP {
-            let is_stopped = || {
-                let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-                stat.rsplit(") ").next().unwrap().starts_with('T')
-            };
-            self.eventually("the daemon has stopped", is_stopped);
+            let stopped = WaitStatus::Stopped(pid, signal);
+            assert_eq!(waitpid(pid, Some(WaitPidFlag::WUNTRACED)), Ok(stopped));
         }
     }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::Place;
@@ -132,10 +133,15 @@ impl Process {
         Ok(())
     }
 
-    /// Sends it a signal, which it may catch.
+    /// Sends it a signal, which it may catch. After `SIGSTOP`, waits until all its threads have stopped.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = i32::try_from(self.child.id()).context("a process number")?;
-        kill(Pid::from_raw(pid), signal).with_context(|| self.name.clone())
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).context("a process number")?);
+        kill(pid, signal).with_context(|| self.name.clone())?;
+        if signal == Signal::SIGSTOP {
+            let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED));
+            ensure!(status == Ok(WaitStatus::Stopped(pid, signal)), "{}: {status:?}", self.name);
+        }
+        Ok(())
     }
 
     /// Waits for its end.
