@@ -36,48 +36,98 @@ pub fn responder(_: &Store, _: &Path, quick: bool, interrupt: &Interrupt) -> Res
     fill(&mut small, FEW)?;
     fill(&mut large, MANY)?;
     let mut rng = ChaCha20Rng::seed_from_u64(1);
-    let (rounds, runs) = if quick { (3, 1_000) } else { (101, 10_000) };
+    let (rounds, runs) = if quick { (3, 1_000) } else { (51, 10_000) };
     eprintln!("bench: {rounds} rounds of {runs} runs of each program …");
     let mut report = Report::new("responder", quick)?;
     for (hook, bounce, ours) in
         [("tc", "bounce_tc", "ip2gid_tc"), ("XDP", "bounce_xdp", "ip2gid_xdp")]
     {
         for ipv6 in [false, true] {
-            let mut times = [const { Vec::new() }; 3];
+            let mut back = Vec::new();
+            let mut times = [FEW, MANY].map(|entries| (entries, Step::ALL.map(|_| Vec::new())));
             // One more, because the first warms the caches.
             for round in 0..=rounds {
-                let programs =
-                    [(&mut bench, bounce, FEW), (&mut small, ours, FEW), (&mut large, ours, MANY)];
-                for ((object, program, entries), times) in programs.into_iter().zip(&mut times) {
+                let mut measure = |object: &mut Ebpf, program, entries, step: Step| {
                     interrupt.check()?;
                     let frames: Vec<_> = (0..runs)
-                        .map(|_| {
-                            let source = peer(rng.next_u32() % SOURCES, ipv6);
-                            let entry = (rng.next_u32() % entries) & !1 | u32::from(ipv6);
-                            frame(source, address(entry))
-                        })
+                        .map(|_| step.frame(&mut rng, entries, ipv6))
                         .collect::<Result<_>>()?;
-                    let program = object.program_mut(program).context(program)?;
-                    let nanos = run(program, &frames)?;
-                    if round > 0 {
-                        times.push(nanos);
+                    run(object.program_mut(program).context(program)?, step, &frames)
+                };
+                let nanos = measure(&mut bench, bounce, FEW, Step::Answered)?;
+                if round > 0 {
+                    back.push(nanos);
+                }
+                for (object, (entries, times)) in
+                    [&mut small, &mut large].into_iter().zip(&mut times)
+                {
+                    for (step, times) in Step::ALL.into_iter().zip(times) {
+                        let nanos = measure(object, ours, *entries, step)?;
+                        if round > 0 {
+                            times.push(nanos);
+                        }
                     }
                 }
             }
             let family = if ipv6 { "IPv6" } else { "IPv4" };
-            let [bounce, small, large] = &times;
             let of = |rounds: &[f64]| median(rounds.iter().copied());
-            report.add(format!("{hook}, {family}: ns of a packet sent back"), of(bounce)?, None);
-            for (entries, ours) in [(FEW, small), (MANY, large)] {
-                let what = format!("{hook}, {family}: ns of an answer, any of {entries}");
-                report.add(&what, of(ours)?, None);
-                let ratio = median(ours.iter().zip(bounce).map(|(ours, bounce)| ours / bounce))?;
-                let what = format!("{what}, to sending back");
-                report.add(what, ratio, None);
+            report.add(format!("{hook}, {family}: ns of a packet sent back"), of(&back)?, None);
+            for (entries, times) in &times {
+                let what = format!("{hook}, {family}, of {entries}: ns of");
+                for (step, times) in Step::ALL.into_iter().zip(times) {
+                    report.add(format!("{what} {}", step.name()), of(times)?, None);
+                }
+                let [.., answered] = times;
+                let ratio = median(answered.iter().zip(&back).map(|(ours, back)| ours / back))?;
+                report.add(format!("{what} an answer, to sending back"), ratio, None);
             }
         }
     }
     Ok(report)
+}
+
+/// How far a program goes with a frame: the difference of two neighbours is what a step costs.
+#[derive(Clone, Copy)]
+enum Step {
+    /// To another port: read, and the configuration.
+    Port,
+    /// From a group of hosts: lease, and interface.
+    Link,
+    /// For an address that the node lacks: headers, source, route, and a look-up in vain.
+    Target,
+    /// With a wrong checksum: the entry, and the sum.
+    Checksum,
+    Answered,
+}
+
+impl Step {
+    const ALL: [Self; 5] = [Self::Port, Self::Link, Self::Target, Self::Checksum, Self::Answered];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Port => "a datagram to another port",
+            Self::Link => "a query from a group of hosts",
+            Self::Target => "a query for another node's address",
+            Self::Checksum => "a query with a wrong checksum",
+            Self::Answered => "an answer",
+        }
+    }
+
+    /// A query from any peer for any of the `entries` addresses of one family.
+    fn frame(self, rng: &mut ChaCha20Rng, entries: u32, ipv6: bool) -> Result<Vec<u8>> {
+        let source = peer(rng.next_u32() % SOURCES, ipv6);
+        let entry = (rng.next_u32() % entries) & !1 | u32::from(ipv6);
+        let other = if matches!(self, Self::Target) { MANY } else { 0 };
+        let mut frame = frame(source, address(entry + other))?;
+        let udp = if ipv6 { 54 } else { 34 };
+        match self {
+            Self::Port => frame[udp + 3] ^= 1,
+            Self::Link => frame[6] |= 1,
+            Self::Checksum => frame[udp + 6] ^= 1,
+            Self::Target | Self::Answered => {}
+        }
+        Ok(frame)
+    }
 }
 
 /// Numbers of addresses of a node, half of them of each family: more than most nodes have, and as many as the
@@ -99,17 +149,20 @@ fn load(object: &[u8]) -> Result<Ebpf> {
 }
 
 /// Runs a program on each frame. Returns nanoseconds a run.
-fn run(program: &mut Program, frames: &[Vec<u8>]) -> Result<f64> {
+fn run(program: &mut Program, step: Step, frames: &[Vec<u8>]) -> Result<f64> {
     let before = program.info()?;
     for frame in frames {
         let mut options = TestRunOptions::new();
         options.data_in = Some(frame);
         let (result, wanted) = match program {
-            Program::SchedClassifier(program) => (program.test_run(options)?, TC_ACT_REDIRECT),
-            Program::Xdp(program) => (program.test_run(options)?, XDP_TX),
+            Program::SchedClassifier(program) => {
+                (program.test_run(options)?, [TC_ACT_UNSPEC, TC_ACT_REDIRECT])
+            }
+            Program::Xdp(program) => (program.test_run(options)?, [XDP_PASS, XDP_TX]),
             _ => bail!("a program of another type"),
         };
         let action = result.return_value;
+        let wanted = wanted[usize::from(matches!(step, Step::Answered))];
         ensure!(action == wanted, "a program says {action} instead of {wanted}");
     }
     let after = program.info()?;
@@ -119,7 +172,9 @@ fn run(program: &mut Program, frames: &[Vec<u8>]) -> Result<f64> {
     Ok(time.as_secs_f64() * 1e9 / f64::from(u32::try_from(frames.len())?))
 }
 
+const TC_ACT_UNSPEC: u32 = u32::MAX;
 const TC_ACT_REDIRECT: u32 = 7;
+const XDP_PASS: u32 = 2;
 const XDP_TX: u32 = 3;
 
 /// Number of peers that ask.
