@@ -100,6 +100,9 @@ enum BenchCommand {
         /// Only the loads whose figures are the same in each run, which `cargo xtask test instructions` compares
         #[arg(long)]
         steady: bool,
+        /// Count the system calls instead, by strace
+        #[arg(long, conflicts_with = "steady")]
+        system_calls: bool,
         #[command(flatten)]
         how: Measurement,
     },
@@ -280,10 +283,14 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
         BenchCommand::Paths(how) => how.take(store, userns, bench::paths)?,
         BenchCommand::Responder(how) => how.take(store, false, bench::responder)?,
         BenchCommand::Addresses(how) => how.take(store, false, bench::addresses)?,
-        BenchCommand::Instructions { steady, how } => {
-            let loads = if steady { bench::Loads::Steady } else { bench::Loads::All };
+        BenchCommand::Instructions { steady, system_calls, how } => {
+            let what = match (steady, system_calls) {
+                (true, _) => bench::Counted::Steady,
+                (_, true) => bench::Counted::SystemCalls,
+                _ => bench::Counted::Instructions,
+            };
             how.take(store, userns, |store, ibarr, quick, interrupt| {
-                bench::instructions(store, ibarr, quick, loads, interrupt)
+                bench::instructions(store, ibarr, quick, what, interrupt)
             })?;
         }
         BenchCommand::Fleet(how) => how.take(store, userns, bench::fleet)?,

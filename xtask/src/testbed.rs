@@ -149,7 +149,7 @@ const LAB: &[&Set] = &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL];
 
 /// The tools of `bench instructions`.
 pub(crate) const COUNTED: &[&Set] =
-    &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL, &tools::VALGRIND];
+    &[&tools::IPROUTE2, &tools::BPFTOOL, &tools::ETHTOOL, &tools::VALGRIND, &tools::STRACE];
 
 /// The tools of `ibarr-testbed monitor`.
 pub(crate) const MONITOR: &[&Set] = &[

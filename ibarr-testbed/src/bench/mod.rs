@@ -39,7 +39,7 @@ use report::{Round, Target};
 pub use acm::{What, acm, clients as acm_clients};
 pub use addresses::addresses;
 pub use fleet::fleet;
-pub use instructions::{Loads, instructions};
+pub use instructions::{Counted, instructions};
 pub use local_service::echo as echo_local_service;
 pub use paths::paths;
 pub use preload::preload;
