@@ -26,7 +26,7 @@ const HEAD: &str = "# Instructions of the packaged daemon for an answer from mem
 const TOLERANCE: f64 = 0.05;
 
 /// What is above its bound is counted so often, and the least stands: chance only adds instructions.
-const COUNTS: u32 = 3;
+const COUNTS: u32 = 5;
 
 /// How each figure compares with the accepted one.
 struct Verdict {
