@@ -123,7 +123,8 @@ impl Step {
         match self {
             Self::Port => frame[udp + 3] ^= 1,
             Self::Link => frame[6] |= 1,
-            Self::Checksum => frame[udp + 6] ^= 1,
+            // In the message number, so that the sum does not become 0, which stands for none.
+            Self::Checksum => frame[udp + 12] ^= 1,
             Self::Target | Self::Answered => {}
         }
         Ok(frame)
