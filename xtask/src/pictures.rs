@@ -120,7 +120,10 @@ fn svg(title: &str, bars: &[Bar]) -> Result<String> {
             .x_label_area_size(30)
             .build_cartesian_2d(0.0..most * 1.02, f64::from(rows)..0.0)
             .map_err(failed)?;
-        chart.configure_mesh().disable_y_mesh().disable_y_axis().draw().map_err(failed)?;
+        let decimals = usize::from(most < 10.0);
+        let mut mesh = chart.configure_mesh();
+        mesh.disable_y_mesh().disable_y_axis().x_max_light_lines(1);
+        mesh.x_label_formatter(&|x| format!("{x:.decimals$}")).draw().map_err(failed)?;
         for (row, bar) in (0_u32..).zip(bars) {
             let (top, bottom) = (f64::from(row) + 0.2, f64::from(row) + 0.8);
             let filled = Rectangle::new([(0.0, top), (bar.value, bottom)], BLUE.mix(0.5).filled());
