@@ -90,8 +90,14 @@ impl Rdma {
                     tell(node, now, Input::Happened { port, event });
                 }
             }
-            Event::Heard(device) => self.device_events.note(now, device, Ok(()), node),
-            Event::Deaf(device, reason) => self.device_events.note(now, device, Err(reason), node),
+            Event::Heard(device) => {
+                self.ports.note_heard(device, true);
+                self.device_events.note(now, device, Ok(()), node);
+            }
+            Event::Deaf(device, reason) => {
+                self.ports.note_heard(device, false);
+                self.device_events.note(now, device, Err(reason), node);
+            }
         }
     }
 

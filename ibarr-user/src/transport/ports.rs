@@ -4,6 +4,9 @@
 //! device has its own thread, which reads it every second and on request: a driver may ask its
 //! firmware, and one that hangs must not block anything else.
 //!
+//! A table can have 128 P_Keys, and a driver asks its firmware for each. So **where events of the device are heard, its
+//! tables are read after each event, and otherwise every [`TABLES_EVERY`] looks**; elsewhere in each look.
+//!
 //! | below `--sys-dir` | |
 //! |---|---|
 //! | `class/infiniband/DEVICE/` | `node_guid` |
@@ -86,6 +89,16 @@ impl Ports {
     pub(crate) fn look(&self) {
         self.poke.poke();
     }
+
+    /// Says whether the kernel tells of each change of a device.
+    pub(crate) fn note_heard(&self, device: DeviceName, is_heard: bool) {
+        let mut state = self.poke.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_heard {
+            state.heard.insert(device);
+        } else {
+            state.heard.remove(&device);
+        }
+    }
 }
 
 impl Drop for Ports {
@@ -101,19 +114,30 @@ pub(super) struct Poke {
     changed: Condvar,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct Pokes {
     count: u64,
     ended: bool,
+    /// The devices whose events are received.
+    heard: BTreeSet<DeviceName>,
 }
 
 /// Interval between two looks of a thread.
 const PERIOD: Duration = Duration::from_secs(1);
+/// Of so many looks, one reads the tables although nothing has happened.
+const TABLES_EVERY: u32 = 10;
+/// So many looks after an event read them: before Linux 5.6 the kernel may tell of an event before it has read the
+/// tables itself (`ib_cache_event` in drivers/infiniband/core/cache.c).
+const TABLES_AFTER: u32 = 2;
 
 impl Poke {
     fn poke(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).count += 1;
         self.changed.notify_all();
+    }
+
+    fn is_heard(&self, device: DeviceName) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).heard.contains(&device)
     }
 
     pub(super) fn end(&self) {
@@ -175,7 +199,9 @@ impl Watch {
     fn device(&self, device: DeviceName) {
         let mut told: BTreeMap<PortName, LastReport> = BTreeMap::new();
         let (mut pokes, mut is_first) = (0, true);
+        let mut tables = Tables::default();
         loop {
+            let is_whole = tables.are_due(self.poke.is_heard(device));
             let dir = self.dirs.sys.join("class/infiniband").join(device.as_str()).join("ports");
             let is_there = dir.exists();
             let numbers: BTreeSet<u8> = names(&dir).collect();
@@ -183,7 +209,9 @@ impl Watch {
             let mut seen = BTreeSet::new();
             for port in numbers {
                 let name = PortName { device, port };
-                let Some(facts) = facts(&dir.join(port.to_string())) else { continue };
+                let known = told.get(&name).and_then(|last| last.facts.as_ref());
+                let known = known.filter(|_| !is_whole);
+                let Some(facts) = facts(&dir.join(port.to_string()), known) else { continue };
                 seen.insert(name);
                 if !self.tell(name, facts, told.entry(name).or_default()) {
                     return;
@@ -201,8 +229,12 @@ impl Watch {
             {
                 return;
             }
+            let before = pokes;
             if !is_there || !self.poke.wait(&mut pokes, PERIOD) {
                 return;
+            }
+            if pokes != before {
+                tables.poke();
             }
         }
     }
@@ -227,6 +259,35 @@ impl Watch {
         told.facts = Some(facts.clone());
         told.blocked.clone_from(&blocked);
         self.events.blocking_send(Event::Port { name, facts, opened, blocked }).is_ok()
+    }
+}
+
+/// When the tables of a device are read.
+#[derive(Debug)]
+struct Tables {
+    /// So many looks from now on read them.
+    wanted: u32,
+    /// Looks since one that did.
+    skipped: u32,
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        Self { wanted: TABLES_AFTER, skipped: 0 }
+    }
+}
+
+impl Tables {
+    fn poke(&mut self) {
+        self.wanted = TABLES_AFTER;
+    }
+
+    /// Called once in each look.
+    fn are_due(&mut self, is_heard: bool) -> bool {
+        let are_due = !is_heard || self.wanted > 0 || self.skipped + 1 >= TABLES_EVERY;
+        self.wanted = self.wanted.saturating_sub(1);
+        self.skipped = if are_due { 0 } else { self.skipped + 1 };
+        are_due
     }
 }
 
@@ -263,8 +324,9 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// `None` if it is not an InfiniBand port, or was removed.
-fn facts(dir: &Path) -> Option<PortFacts> {
+/// `None` if it is not an InfiniBand port, or was removed. The tables, the rate and the device are as `known`, unless the
+/// rest differs from it.
+fn facts(dir: &Path, known: Option<&PortFacts>) -> Option<PortFacts> {
     // Kernels without the file know only InfiniBand.
     let link_layer = text(&dir.join("link_layer"));
     if link_layer.is_some_and(|layer| layer != "InfiniBand") {
@@ -273,6 +335,24 @@ fn facts(dir: &Path) -> Option<PortFacts> {
     let number = |file: &str| text(&dir.join(file)).and_then(|text| parse_number(&text));
     let lid = |file: &str| number(file).and_then(Lid::new);
     let state = text(&dir.join("state"))?;
+    let mut facts = PortFacts {
+        // `IB_PORT_ACTIVE` of include/rdma/ib_verbs.h.
+        is_active: state.starts_with("4:"),
+        has_umad: false,
+        lid: lid("lid").filter(|lid| lid.is_unicast()),
+        lmc: number("lid_mask_count").and_then(|lmc| u8::try_from(lmc).ok()).unwrap_or(0),
+        sm_lid: lid("sm_lid").filter(|lid| lid.is_unicast()),
+        sm_sl: number("sm_sl").and_then(|sl| Sl::new(u8::try_from(sl).ok()?)).unwrap_or_default(),
+        ..known.cloned().unwrap_or_default()
+    };
+    if known != Some(&facts) {
+        read_tables(&mut facts, dir);
+    }
+    // A port that was removed meanwhile was read in part.
+    dir.exists().then_some(facts)
+}
+
+fn read_tables(facts: &mut PortFacts, dir: &Path) {
     let table = |name: &'static str| {
         let indices: BTreeSet<u16> = names(&dir.join(name)).collect();
         let entries = indices.into_iter().take(PortFacts::MAX_TABLE);
@@ -284,21 +364,10 @@ fn facts(dir: &Path) -> Option<PortFacts> {
         let pkey = parse_number(&text).and_then(PKey::new)?;
         Some((PKeyIndex(index), pkey))
     });
-    let facts = PortFacts {
-        // `IB_PORT_ACTIVE` of include/rdma/ib_verbs.h.
-        is_active: state.starts_with("4:"),
-        has_umad: false,
-        lid: lid("lid").filter(|lid| lid.is_unicast()),
-        lmc: number("lid_mask_count").and_then(|lmc| u8::try_from(lmc).ok()).unwrap_or(0),
-        sm_lid: lid("sm_lid").filter(|lid| lid.is_unicast()),
-        sm_sl: number("sm_sl").and_then(|sl| Sl::new(u8::try_from(sl).ok()?)).unwrap_or_default(),
-        gids: gids.collect(),
-        pkeys: pkeys.collect(),
-        rate: text(&dir.join("rate")).and_then(|text| rate(&text)),
-        device: device(dir),
-    };
-    // A port that was removed meanwhile was read in part.
-    dir.exists().then_some(facts)
+    facts.gids = gids.collect();
+    facts.pkeys = pkeys.collect();
+    facts.rate = text(&dir.join("rate")).and_then(|text| rate(&text));
+    facts.device = device(dir);
 }
 
 /// What the directory above those of the ports says.
@@ -404,7 +473,7 @@ mod tests {
     fn facts_of_infiniband_ports_are_read_and_other_ports_ignored() {
         let sys = Sys::new();
         let port = |device, port| {
-            facts(&sys.0.path().join(format!("class/infiniband/{device}/ports/{port}")))
+            facts(&sys.0.path().join(format!("class/infiniband/{device}/ports/{port}")), None)
         };
         let expected = PortFacts {
             is_active: true,
@@ -426,6 +495,33 @@ mod tests {
         sys.write("class/infiniband/mlx5_1/ports/1/lid", "0xffff");
         let down = port("mlx5_1", 1).unwrap();
         assert_eq!((down.is_active, down.sm_lid, down.lid), (false, None, None));
+    }
+
+    #[test]
+    fn tables_are_kept_while_the_rest_is_as_before() {
+        let sys = Sys::new();
+        let dir = sys.0.path().join("class/infiniband/mlx5_1/ports/1");
+        let before = facts(&dir, None).unwrap();
+        sys.write("class/infiniband/mlx5_1/ports/1/pkeys/1", "0x8002");
+        assert_eq!(facts(&dir, Some(&before)).as_ref(), Some(&before));
+        assert_eq!(facts(&dir, None).unwrap().pkeys.len(), 3);
+        sys.write("class/infiniband/mlx5_1/ports/1/lid", "0x9");
+        assert_eq!(facts(&dir, Some(&before)).unwrap().pkeys.len(), 3);
+    }
+
+    #[test]
+    fn tables_are_read_after_events_and_in_each_tenth_look() {
+        let mut tables = Tables::default();
+        let mut looks = |count, is_heard| -> Vec<_> {
+            (1..=count).filter(|_| tables.are_due(is_heard)).collect()
+        };
+        assert_eq!(looks(31, true), [1, 2, 12, 22]);
+        assert_eq!(looks(3, false), [1, 2, 3]);
+        assert_eq!(looks(10, true), [10]);
+        tables.poke();
+        let mut looks =
+            |count| -> Vec<_> { (1..=count).filter(|_| tables.are_due(true)).collect() };
+        assert_eq!(looks(12), [1, 2, 12]);
     }
 
     #[test]
