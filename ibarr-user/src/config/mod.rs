@@ -11,6 +11,7 @@ mod paths;
 mod prefix;
 mod reader;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::num::{NonZeroU16, NonZeroUsize};
@@ -237,15 +238,20 @@ fn without_brackets(name: &str) -> Result<(), String> {
 }
 
 fn static_gids(root: &mut Table<'_, '_>) -> StaticGids {
+    let mut known = BTreeSet::new();
     let entries = root.tables("static-gid", |table, before: &[Option<StaticGid>]| {
+        // The first of its file, which overrides the files before.
+        if before.is_empty() {
+            known.clear();
+        }
         table.require("ip", "\"10.2.0.5\"");
         table.require("gid", "\"fe80::2:c903:0:201\"");
         let ip: Option<IpAddr> = table.value("ip", None, |value| value.parse("10.2.0.5").map(Some));
         let gid: Option<Gid> =
             table.value("gid", None, |value| value.parse("fe80::2:c903:0:201").map(Some));
         let entry = StaticGid { ip: ip?, gid: gid? };
-        let is_twice = before.iter().flatten().any(|known| known.ip == entry.ip);
-        let is_new = if is_twice { Err(ConfigError::StaticTwice { ip: entry.ip }) } else { Ok(()) };
+        let is_new = known.insert(entry.ip);
+        let is_new = if is_new { Ok(()) } else { Err(ConfigError::StaticTwice { ip: entry.ip }) };
         table.check(is_new.and_then(|()| StaticGids::new([entry])));
         Some(entry)
     });

@@ -276,7 +276,7 @@ impl<'a, 'b> Table<'a, 'b> {
     pub(super) fn tables<T>(
         &mut self,
         key: &'static str,
-        read: impl Fn(&mut Table<'_, 'b>, &[T]) -> T,
+        mut read: impl FnMut(&mut Table<'_, 'b>, &[T]) -> T,
     ) -> Vec<T> {
         let mut tables = Vec::new();
         let path = format!("{}{key}.", self.path);
