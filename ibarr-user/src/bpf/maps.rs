@@ -15,13 +15,13 @@ use ibarr_proto::responder::{AllowKey, MapElements, MapUpdate, RouteKey};
 
 use super::interfaces::Interfaces;
 use super::map::{Error, absent, open};
-use super::own::{Marked, OwnAddresses};
+use super::own::{Known, Marked, OwnAddresses};
 use super::plain::MapValue;
 
 /// The pinned maps, with the types of their keys and values.
 pub(super) struct Maps {
     gid_cache: HashMap<MapData, MapValue<GidKey>, MapValue<GidEntry>>,
-    own: OwnAddresses<Array<MapData, u64>>,
+    own: OwnAddresses<Known<Array<MapData, u64>>>,
     interfaces: Interfaces,
     allow: LpmTrie<MapData, MapValue<AllowPrefix>, MapValue<Allow>>,
     routes: LpmTrie<MapData, MapValue<RoutePrefix>, MapValue<Route>>,
@@ -52,7 +52,7 @@ impl Maps {
     pub(super) fn open(dir: &Path) -> Result<Self, Error> {
         Ok(Self {
             gid_cache: open(dir, map::GID_CACHE, Map::HashMap)?,
-            own: OwnAddresses::new(open(dir, map::OWN_BITS, Map::Array)?),
+            own: OwnAddresses::new(Known::new(open(dir, map::OWN_BITS, Map::Array)?)),
             interfaces: Interfaces::open(dir)?,
             allow: open(dir, map::ALLOW, Map::LpmTrie)?,
             routes: open(dir, map::ROUTES, Map::LpmTrie)?,

@@ -5,7 +5,8 @@
 //! is removed.
 
 use std::borrow::{Borrow, BorrowMut};
-use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::net::Ipv4Addr;
 
 use aya::maps::{Array, MapData, MapError};
@@ -56,17 +57,45 @@ impl From<GidKey> for Marked {
 
 /// The map; the tests replace it.
 pub(super) trait Words {
-    fn word(&self, index: u32) -> Result<u64, MapError>;
+    fn word(&mut self, index: u32) -> Result<u64, MapError>;
     fn set_word(&mut self, index: u32, word: u64) -> Result<(), MapError>;
 }
 
 impl<D: Borrow<MapData> + BorrowMut<MapData>> Words for Array<D, u64> {
-    fn word(&self, index: u32) -> Result<u64, MapError> {
+    fn word(&mut self, index: u32) -> Result<u64, MapError> {
         self.get(&index, 0)
     }
 
     fn set_word(&mut self, index: u32, word: u64) -> Result<(), MapError> {
         self.set(index, word, 0)
+    }
+}
+
+/// Reads each word once: no other process writes them.
+#[derive(Debug)]
+pub(super) struct Known<W> {
+    words: W,
+    known: HashMap<u32, u64>,
+}
+
+impl<W: Words> Known<W> {
+    pub(super) fn new(words: W) -> Self {
+        Self { words, known: HashMap::new() }
+    }
+}
+
+impl<W: Words> Words for Known<W> {
+    fn word(&mut self, index: u32) -> Result<u64, MapError> {
+        Ok(match self.known.entry(index) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(unknown) => *unknown.insert(self.words.word(index)?),
+        })
+    }
+
+    fn set_word(&mut self, index: u32, word: u64) -> Result<(), MapError> {
+        self.words.set_word(index, word)?;
+        self.known.insert(index, word);
+        Ok(())
     }
 }
 
@@ -111,7 +140,7 @@ mod tests {
     use super::*;
 
     impl Words for BTreeMap<u32, u64> {
-        fn word(&self, index: u32) -> Result<u64, MapError> {
+        fn word(&mut self, index: u32) -> Result<u64, MapError> {
             Ok(self.get(&index).copied().unwrap_or_default())
         }
 
@@ -146,7 +175,7 @@ mod tests {
         let elements = elements();
         let changes = prop::collection::vec((any::<bool>(), 0..elements.len()), 0..500);
         proptest!(|(changes in changes)| {
-            let mut own = OwnAddresses::new(BTreeMap::new());
+            let mut own = OwnAddresses::new(Known::new(BTreeMap::new()));
             let mut there = BTreeSet::new();
             for (add, index) in changes {
                 let element = elements[index];
@@ -161,10 +190,34 @@ mod tests {
                 for bit in there.iter().map(|element| element.bit()) {
                     *wanted.entry(bit.word()).or_default() |= bit.mask();
                 }
-                let mut words = own.words.clone();
+                let mut words = own.words.words.clone();
                 words.retain(|_, word| *word != 0);
                 prop_assert_eq!(words, wanted);
             }
         });
+    }
+
+    #[test]
+    fn each_word_is_read_once() {
+        struct Counted(BTreeMap<u32, u64>, u32);
+        impl Words for Counted {
+            fn word(&mut self, index: u32) -> Result<u64, MapError> {
+                self.1 += 1;
+                self.0.word(index)
+            }
+
+            fn set_word(&mut self, index: u32, word: u64) -> Result<(), MapError> {
+                self.0.set_word(index, word)
+            }
+        }
+        let mut own = OwnAddresses::new(Known::new(Counted(BTreeMap::new(), 0)));
+        let elements = elements();
+        for &element in elements.iter().chain(&elements) {
+            own.add(element).unwrap();
+        }
+        for &element in &elements {
+            own.remove(element).unwrap();
+        }
+        assert_eq!(own.words.words.1, 1, "all are in one word");
     }
 }
