@@ -3,11 +3,14 @@
 //! The nodes of a fabric, and the cables between their ports.
 
 mod parse;
+mod rate;
 
-pub use parse::ParseError;
+pub use parse::{Mistake, ParseError};
+pub use rate::{Rate, Rates};
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::str::FromStr;
 
 use crate::wire::smp::NodeType;
@@ -45,6 +48,7 @@ pub struct Node {
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Port {
     guid: Guid,
+    rates: Rates,
     peer: Option<PortId>,
 }
 
@@ -109,7 +113,7 @@ impl Topology {
             vendor_id: 0,
             device_id: 0,
             ports: (1..=ports.get())
-                .map(|number| Port { guid: port_guid(number), peer: None })
+                .map(|number| Port { guid: port_guid(number), rates: Rates::default(), peer: None })
                 .collect(),
         };
         let id = NodeId(self.nodes.len());
@@ -141,14 +145,11 @@ impl Topology {
         self.add(kind, name, Guid::new(next.unwrap_or(first)), ports)
     }
 
-    /// Puts a cable between two ports.
+    /// Puts a cable between two ports, or a plug into one that leads back to it.
     ///
     /// # Errors
-    /// If a port does not exist or has a cable, or both ports are the same.
+    /// If a port does not exist or has a cable.
     pub fn connect(&mut self, one: PortId, other: PortId) -> Result<(), TopologyError> {
-        if one == other {
-            return Err(TopologyError::Loop(self.port_name(one)));
-        }
         for port in [one, other] {
             match self.port(port) {
                 None => return Err(TopologyError::NoPort(self.port_name(port))),
@@ -209,6 +210,38 @@ impl Topology {
         self.port(port)?.peer
     }
 
+    /// Sets the widths and speeds of both ends of a cable.
+    pub fn set_rate(&mut self, port: PortId, rate: Rate) {
+        for end in [Some(port), self.peer(port)].into_iter().flatten() {
+            if let Some(port) = self.port_mut(end) {
+                port.rates = Rates::up_to(rate);
+            }
+        }
+    }
+
+    /// The widths and speeds that a port has enabled.
+    pub fn rates(&self, port: PortId) -> Option<Rates> {
+        Some(self.port(port)?.rates)
+    }
+
+    /// The width and speed of a link: the fastest that both ends have.
+    pub fn rate(&self, port: PortId) -> Option<Rate> {
+        let port = self.port(port)?;
+        port.rates.common(self.port(port.peer?)?.rates)
+    }
+
+    /// Parses the format of `ibnetdiscover` and ibsim, which may contain any bytes. `files` reads
+    /// the files that it includes.
+    ///
+    /// # Errors
+    /// What is not understood, with its line.
+    pub fn parse(
+        bytes: &[u8],
+        files: &mut dyn FnMut(&str) -> io::Result<Vec<u8>>,
+    ) -> Result<Self, ParseError> {
+        parse::parse(bytes, files)
+    }
+
     fn port(&self, port: PortId) -> Option<&Port> {
         self.node(port.node)?.ports.get(usize::from(port.number.get()) - 1)
     }
@@ -247,9 +280,10 @@ impl NodeId {
 impl FromStr for Topology {
     type Err = ParseError;
 
-    /// Parses the format of `ibnetdiscover` and ibsim; ibtun/fabric/README.md describes it.
+    /// Parses the format of `ibnetdiscover` and ibsim; ibtun/fabric/README.md describes it. It
+    /// includes no files.
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        parse::parse(text)
+        Self::parse(text.as_bytes(), &mut |_| Err(io::ErrorKind::Unsupported.into()))
     }
 }
 
@@ -268,13 +302,21 @@ impl fmt::Display for Topology {
             writeln!(f, "{kind}\t{} \"{name}\"\t# \"{description}\"", node.port_count())?;
             for number in node.port_numbers() {
                 let port = PortId { node: id, number };
-                let Some(Port { guid, peer: Some(peer) }) = self.port(port) else { continue };
+                let Some(Port { guid, rates, peer: Some(peer) }) = self.port(port) else {
+                    continue;
+                };
                 let peer_name = self.node(peer.node).map_or("?", |node| &node.name);
                 write!(f, "[{number}]")?;
                 if node.kind != NodeType::Switch {
                     write!(f, "({:x})", guid.get())?;
                 }
-                writeln!(f, "\t\"{peer_name}\"[{}]", peer.number)?;
+                write!(f, "\t\"{peer_name}\"[{}]", peer.number)?;
+                // Nothing more of a link as it is without more.
+                if *rates != Rates::default() {
+                    let (speeds, extended) = (rates.speeds(), rates.extended());
+                    write!(f, " w={} s={speeds} e={extended}", rates.widths())?;
+                }
+                writeln!(f)?;
             }
             writeln!(f)?;
         }
@@ -305,7 +347,12 @@ pub enum TopologyError {
         /// The other end of the first cable.
         peer: String,
     },
-    /// Both ends of a cable are at one port.
-    #[error("port {0} cannot be cabled to itself")]
-    Loop(String),
+    /// The ends of a cable have no width or no speed in common.
+    #[error("ports {port} and {peer} have no width or no speed in common")]
+    NoRate {
+        /// The end that the line is about.
+        port: String,
+        /// What is at the other end.
+        peer: String,
+    },
 }

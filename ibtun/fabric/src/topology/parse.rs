@@ -8,21 +8,31 @@
 //! [1]     "H1"[1]                # a cable; whichever end names it, or both
 //!                                # an empty line ends the node
 //! Ca      2 "H1"
-//! [1](100001)     "S1"[1]        # with the GUID of the port
+//! [1](100001)     "S1"[1] # lid 3 lmc 0 "S1" lid 2 4xNDR
 //! [2]     "S1"                   # as in ibsim: to port 1
 //! ```
 //!
 //! `ibnetdiscover -g` puts headings between the nodes, and a number of the chassis' own after some ports: `[1][ext 5]`.
+//! What its libraries say on stderr may stand between the lines.
 
+mod line;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use ibarr_common::ib::Guid;
+use thiserror::Error;
+
+use self::line::{Cable, Far, Node};
+use super::{NodeId, PortId, Rate, Rates, Topology, TopologyError};
 use crate::wire::smp::NodeType;
-use ibarr_common::ib::{Guid, PortNum};
-
-use super::{NodeId, PortId, Topology, TopologyError};
 
 /// A mistake in the text of a topology, with its line.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("line {line}: {mistake}")]
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[error("{}line {line}: {mistake}", .file.as_ref().map(|file| format!("{file}, ")).unwrap_or_default())]
 pub struct ParseError {
+    /// The included file that has the line; `None` for the text itself.
+    pub file: Option<String>,
     /// Line number, from 1 on.
     pub line: usize,
     /// The mistake and its remedy.
@@ -30,7 +40,7 @@ pub struct ParseError {
 }
 
 /// A mistake in a line.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum Mistake {
     /// The line is neither node, nor cable, nor assignment.
     #[error("not understood: write a node as `Switch 8 \"NAME\"`, a cable as `[1] \"NAME\"[1]`")]
@@ -53,196 +63,342 @@ pub enum Mistake {
     /// The cable leads to a node that does not exist.
     #[error("there is no node {0:?}: add it, or correct the name")]
     NoSuchNode(String),
+    /// The cable leads to an alias that does not exist.
+    #[error("there is no alias {0:?}: define it as `@[1] \"ALIAS\"` at its port")]
+    NoSuchAlias(String),
+    /// Two ports have the same alias.
+    #[error("there is an alias {0:?} already: give each its own")]
+    AliasTaken(String),
     /// The description is too long.
     #[error("the description is longer than 64 bytes")]
     Description,
+    /// A width or speed that is not known.
+    #[error("{0:?} is not a width and speed: write it like 4xNDR")]
+    Rate(String),
+    /// Bits of widths or speeds that are not defined.
+    #[error(
+        "{0:?} is not an option of a port: width w=1 to 31, speed s=0 to 7, extended speed e=0 to \
+         15, 32 for XDR"
+    )]
+    Option(String),
+    /// Nodes, but no cables between them.
+    #[error("a list of nodes has no cables: call ibnetdiscover without -l, -H, -S and -R")]
+    List,
+    /// A line for each port, without cables.
+    #[error("a report of ports lacks the nodes' ids: call ibnetdiscover without -p")]
+    Report,
+    /// The lines in which two fabrics differ.
+    #[error("a comparison is not a topology: call ibnetdiscover without --diff")]
+    Difference,
+    /// A command for ibsim's console.
+    #[error("a command for ibsim's console: leave it out, and use `ibfab fault` when it runs")]
+    Console,
+    /// An included file cannot be read.
+    #[error("cannot read {0}: {1}")]
+    Include(String, String),
+    /// Files include each other, or too deeply.
+    #[error("more than {MAX_DEPTH} files that include each other")]
+    Depth,
     /// The line is well-formed, but contradicts earlier ones.
     #[error(transparent)]
     Topology(#[from] TopologyError),
 }
 
+/// How deeply files include each other, as in ibsim.
+const MAX_DEPTH: usize = 9;
+
 /// GUIDs and other values, which stand before their node.
 #[derive(Default)]
 struct Ahead {
-    ca: Option<u64>,
-    switch: Option<u64>,
-    router: Option<u64>,
+    ca: Guids,
+    switch: Guids,
+    router: Guids,
     system_image: Option<u64>,
     vendor: u32,
     device: u16,
 }
 
+/// The GUID of the next node of a kind, and the base of relative ones.
+#[derive(Default)]
+struct Guids {
+    next: Option<u64>,
+    base: Option<u64>,
+}
+
 /// A cable as one end names it. A node may be named before it is defined.
-struct Cable<'a> {
+struct Named {
+    file: Option<String>,
     line: usize,
     from: PortId,
-    to: &'a str,
-    to_port: PortNum,
+    guid: Option<Guid>,
+    /// What the comment says of the link.
+    seen: Option<Rate>,
+    to: Option<Far>,
 }
 
-pub(super) fn parse(text: &str) -> Result<Topology, ParseError> {
-    let mut topology = Topology::new();
-    let mut ahead = Ahead::default();
-    let mut node = None;
-    let mut cables = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        let line_number = index + 1;
-        let at = |mistake: Mistake| ParseError { line: line_number, mistake };
-        let (code, comment) = split_comment(line);
+struct Parser<'a> {
+    /// Reads an included file.
+    files: &'a mut dyn FnMut(&str) -> io::Result<Vec<u8>>,
+    /// The included files that are being read.
+    open: Vec<String>,
+    topology: Topology,
+    ahead: Ahead,
+    node: Option<NodeId>,
+    /// Stands before the names of nodes and aliases.
+    module: String,
+    rates: Rates,
+    aliases: BTreeMap<String, PortId>,
+    cables: Vec<Named>,
+    /// Ports whose own line says how fast they are.
+    told: BTreeSet<PortId>,
+}
+
+pub(super) fn parse(
+    bytes: &[u8],
+    files: &mut dyn FnMut(&str) -> io::Result<Vec<u8>>,
+) -> Result<Topology, ParseError> {
+    let mut parser = Parser {
+        files,
+        open: Vec::new(),
+        topology: Topology::new(),
+        ahead: Ahead::default(),
+        node: None,
+        module: String::new(),
+        rates: Rates::default(),
+        aliases: BTreeMap::new(),
+        cables: Vec::new(),
+        told: BTreeSet::new(),
+    };
+    parser.text(bytes)?;
+    parser.connect()
+}
+
+/// The text with a question mark for each byte that is not UTF-8: a node may call itself anything.
+fn text(bytes: &[u8]) -> String {
+    let chunks = bytes.utf8_chunks();
+    chunks.flat_map(|chunk| [chunk.valid().to_owned(), "?".repeat(chunk.invalid().len())]).collect()
+}
+
+impl Parser<'_> {
+    fn text(&mut self, bytes: &[u8]) -> Result<(), ParseError> {
+        for (index, line) in text(bytes).lines().enumerate() {
+            let line_number = index + 1;
+            if let Some(name) = line::include(line) {
+                let at = |mistake| self.at(line_number, mistake);
+                let name = name.map_err(at)?.to_owned();
+                if self.open.len() == MAX_DEPTH {
+                    return Err(self.at(line_number, Mistake::Depth));
+                }
+                let bytes = (self.files)(&name).map_err(|error| {
+                    self.at(line_number, Mistake::Include(name.clone(), error.to_string()))
+                })?;
+                self.open.push(name);
+                self.text(&bytes)?;
+                self.open.pop();
+            } else {
+                self.line(line_number, line).map_err(|mistake| self.at(line_number, mistake))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn at(&self, line: usize, mistake: Mistake) -> ParseError {
+        ParseError { file: self.open.last().cloned(), line, mistake }
+    }
+
+    fn line(&mut self, number: usize, line: &str) -> Result<(), Mistake> {
+        let (code, comment) = line::split_comment(line);
         let code = code.trim();
-        if code.is_empty() || code.starts_with("Chassis ") || code == "Non-Chassis Nodes" {
-            continue;
+        if code.is_empty() || line::is_heading(code) || line::is_message(line.trim()) {
+            return Ok(());
+        }
+        if let Some(alias) = code.strip_prefix("@[") {
+            return self.alias(&line::cable(alias)?);
         }
         if let Some(cable) = code.strip_prefix('[') {
-            let node = node.ok_or_else(|| at(Mistake::NoNode))?;
-            let cable = parse_cable(&mut topology, node, cable).map_err(at)?;
-            cables.extend(cable.map(|(from, to, to_port)| Cable {
-                line: line_number,
-                from,
-                to,
-                to_port,
-            }));
-        } else if let Some((key, value)) = assignment(code) {
-            parse_assignment(&mut ahead, key.trim(), value).map_err(at)?;
-        } else {
-            node = Some(parse_node(&mut topology, &mut ahead, code, comment).map_err(at)?);
+            let seen = line::seen(comment)?;
+            return self.cable(number, &line::cable(cable)?, seen);
         }
-    }
-    for Cable { line, from, to, to_port } in cables {
-        let at = |mistake: Mistake| ParseError { line, mistake };
-        let Some(node) = topology.find(to) else {
-            return Err(at(Mistake::NoSuchNode(to.to_owned())));
-        };
-        let to = PortId { node, number: to_port };
-        // Both ends may name the same cable.
-        if topology.peer(from) != Some(to) {
-            topology.connect(from, to).map_err(|error| at(error.into()))?;
+        if let Some((key, value, is_relative)) = line::assignment(code) {
+            return self.assign(key, value, is_relative);
         }
+        self.node = Some(self.add(&line::node(code, comment)?)?);
+        Ok(())
     }
-    Ok(topology)
-}
 
-/// Parses `key=value`. A quoted name may contain `=` as well.
-fn assignment(code: &str) -> Option<(&str, &str)> {
-    code.split_once('=').filter(|(key, _)| !key.contains('"'))
-}
-
-/// Splits at the first `#` outside quotes.
-fn split_comment(line: &str) -> (&str, &str) {
-    let mut quoted = false;
-    let hash = line.char_indices().find(|&(_, character)| {
-        quoted ^= character == '"';
-        character == '#' && !quoted
-    });
-    hash.map_or((line, ""), |(at, _)| line.split_at(at))
-}
-
-fn parse_assignment(ahead: &mut Ahead, key: &str, value: &str) -> Result<(), Mistake> {
-    // `0x200000(200000) Spine 1`: the port's GUID follows that of the switch.
-    let text = value.split('(').next().unwrap_or_default().trim();
-    let number = number(text)?;
-    let narrow = || Mistake::Number(text.to_owned());
-    match key {
-        "caguid" | "caguids" | "hcaguid" | "hcaguids" => ahead.ca = Some(number),
-        "switchguid" | "switchguids" => ahead.switch = Some(number),
-        "rtguid" => ahead.router = Some(number),
-        "sysimgguid" => ahead.system_image = Some(number),
-        "vendid" => ahead.vendor = u32::try_from(number).map_err(|_| narrow())? & 0x00ff_ffff,
-        "devid" => ahead.device = u16::try_from(number).map_err(|_| narrow())?,
-        _ => return Err(Mistake::Unknown),
-    }
-    Ok(())
-}
-
-fn parse_node(
-    topology: &mut Topology,
-    ahead: &mut Ahead,
-    code: &str,
-    comment: &str,
-) -> Result<NodeId, Mistake> {
-    let (kind, rest) = code.split_once(char::is_whitespace).ok_or(Mistake::Unknown)?;
-    let (kind, guid) = match kind {
-        "Ca" | "Hca" => (NodeType::ChannelAdapter, ahead.ca.take()),
-        "Switch" => (NodeType::Switch, ahead.switch.take()),
-        "Rt" => (NodeType::Router, ahead.router.take()),
-        _ => return Err(Mistake::Unknown),
-    };
-    let rest = rest.trim_start();
-    let count = rest.split(|character: char| !character.is_ascii_digit()).next();
-    let count = count.unwrap_or_default();
-    let ports = count.parse().ok().and_then(PortNum::new);
-    let ports = ports.ok_or_else(|| Mistake::PortCount(count.to_owned()))?;
-    let (name, _) = quoted(rest).ok_or(Mistake::Name)?;
-    let id = match guid {
-        Some(guid) => topology.add(kind, name, Guid::new(guid), ports)?,
-        None => topology.add_next(kind, name, ports)?,
-    };
-    if let Some(node) = topology.nodes.get_mut(id.0) {
-        if let Some((description, _)) = quoted(comment) {
-            if description.len() > 64 {
-                return Err(Mistake::Description);
+    fn assign(&mut self, key: &str, value: &str, is_relative: bool) -> Result<(), Mistake> {
+        if key == "module" {
+            line::name(value)?.clone_into(&mut self.module);
+            return Ok(());
+        }
+        // `0x200000(200000) Spine 1`: the port's GUID follows that of the switch.
+        let value = value.split('(').next().unwrap_or_default().trim();
+        let number = line::number(value)?;
+        let narrow = || Mistake::Number(value.to_owned());
+        let rates = |rates: Option<Rates>| rates.ok_or_else(|| Mistake::Option(value.to_owned()));
+        let ahead = &mut self.ahead;
+        let (guids, first) = match key {
+            "caguid" | "caguids" | "hcaguid" | "hcaguids" => (&mut ahead.ca, super::FIRST_CA_GUID),
+            "switchguid" | "switchguids" => (&mut ahead.switch, super::FIRST_SWITCH_GUID),
+            "rtguid" | "rtguids" => (&mut ahead.router, super::FIRST_ROUTER_GUID),
+            _ if is_relative => return Err(Mistake::Unknown),
+            "sysimgguid" => {
+                ahead.system_image = Some(number);
+                return Ok(());
             }
+            "vendid" => {
+                ahead.vendor = u32::try_from(number).map_err(|_| narrow())? & 0x00ff_ffff;
+                return Ok(());
+            }
+            "devid" => {
+                ahead.device = u16::try_from(number).map_err(|_| narrow())?;
+                return Ok(());
+            }
+            "width" => {
+                self.rates = rates(self.rates.with_widths(number))?;
+                return Ok(());
+            }
+            "speed" => {
+                self.rates = rates(self.rates.with_speeds(number))?;
+                return Ok(());
+            }
+            "extspeed" => {
+                self.rates = rates(self.rates.with_extended_speeds(number))?;
+                return Ok(());
+            }
+            // How much ibsim says of its parsing.
+            "pdebug" => return Ok(()),
+            _ => return Err(Mistake::Unknown),
+        };
+        if is_relative {
+            guids.next = Some(guids.base.unwrap_or(first).wrapping_add(number));
+        } else {
+            *guids = Guids { next: Some(number), base: Some(number) };
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, line: &Node<'_>) -> Result<NodeId, Mistake> {
+        let ahead = &mut self.ahead;
+        let guid = match line.kind {
+            NodeType::ChannelAdapter => ahead.ca.next.take(),
+            NodeType::Switch => ahead.switch.next.take(),
+            NodeType::Router => ahead.router.next.take(),
+        };
+        let name = in_module(&self.module, line.name);
+        let description = line.description.unwrap_or(&name);
+        if description.len() > 64 {
+            return Err(Mistake::Description);
+        }
+        let id = match guid {
+            Some(guid) => self.topology.add(line.kind, &name, Guid::new(guid), line.ports)?,
+            None => self.topology.add_next(line.kind, &name, line.ports)?,
+        };
+        if let Some(node) = self.topology.nodes.get_mut(id.0) {
             description.clone_into(&mut node.description);
+            if let Some(guid) = ahead.system_image.take() {
+                node.system_image_guid = Guid::new(guid);
+            }
+            node.vendor_id = ahead.vendor;
+            node.device_id = ahead.device;
+            node.ports.iter_mut().for_each(|port| port.rates = self.rates);
         }
-        if let Some(guid) = ahead.system_image.take() {
-            node.system_image_guid = Guid::new(guid);
+        Ok(id)
+    }
+
+    /// The port of a line, with the widths and speeds that the line gives it.
+    fn port(&mut self, line: &Cable<'_>) -> Result<PortId, Mistake> {
+        let id = PortId { node: self.node.ok_or(Mistake::NoNode)?, number: line.number };
+        let name = self.topology.port_name(id);
+        let port = self.topology.port_mut(id).ok_or(TopologyError::NoPort(name))?;
+        for option in &line.options {
+            port.rates = option.apply(port.rates)?;
+            self.told.insert(id);
         }
-        node.vendor_id = ahead.vendor;
-        node.device_id = ahead.device;
+        Ok(id)
     }
-    Ok(id)
-}
 
-/// The part of `[1](100001) "S1"[2]` after the first bracket.
-fn parse_cable<'a>(
-    topology: &mut Topology,
-    node: NodeId,
-    cable: &'a str,
-) -> Result<Option<(PortId, &'a str, PortNum)>, Mistake> {
-    let (number, rest) = port_number(cable)?;
-    let from = PortId { node, number };
-    let label = rest.strip_prefix("[ext ").and_then(|label| label.split_once(']'));
-    let rest = label.map_or(rest, |(_, rest)| rest).trim_start();
-    let (guid, rest) = match rest.strip_prefix('(').and_then(|rest| rest.split_once(')')) {
-        Some((guid, rest)) => {
-            let hex = u64::from_str_radix(guid.trim_start_matches("0x"), 16);
-            (Some(hex.map_err(|_| Mistake::Number(guid.to_owned()))?), rest)
+    fn alias(&mut self, line: &Cable<'_>) -> Result<(), Mistake> {
+        let port = self.port(line)?;
+        let (name, _) = line.to.ok_or(Mistake::Name)?;
+        let alias = format!("{}@{name}", self.module);
+        match self.aliases.insert(alias.clone(), port) {
+            None => Ok(()),
+            Some(_) => Err(Mistake::AliasTaken(alias)),
         }
-        None => (None, rest),
-    };
-    let name = topology.port_name(from);
-    let port = topology.port_mut(from).ok_or(TopologyError::NoPort(name))?;
-    if let Some(guid) = guid {
-        port.guid = Guid::new(guid);
     }
-    if rest.trim().is_empty() {
-        return Ok(None);
+
+    fn cable(
+        &mut self,
+        number: usize,
+        line: &Cable<'_>,
+        seen: Option<Rate>,
+    ) -> Result<(), Mistake> {
+        let from = self.port(line)?;
+        let to = line.to.map(|(name, port)| {
+            let name = if name.starts_with('@') {
+                format!("{}{name}", self.module)
+            } else if name.contains(['@', '#']) {
+                name.to_owned()
+            } else {
+                in_module(&self.module, name)
+            };
+            Far { name, port, guid: line.far_guid }
+        });
+        let file = self.open.last().cloned();
+        // An option says more than what was once seen.
+        let seen = seen.filter(|_| line.options.is_empty());
+        self.cables.push(Named { file, line: number, from, guid: line.guid, seen, to });
+        Ok(())
     }
-    let (to, rest) = quoted(rest).ok_or(Mistake::Name)?;
-    let number = match rest.trim() {
-        "" => "1",
-        rest => rest.strip_prefix('[').ok_or_else(|| Mistake::PortNumber(rest.to_owned()))?,
-    };
-    Ok(Some((from, to, port_number(number)?.0)))
+
+    fn connect(mut self) -> Result<Topology, ParseError> {
+        let topology = &mut self.topology;
+        for named in &self.cables {
+            if let (Some(rate), Some(port)) = (named.seen, topology.port_mut(named.from)) {
+                port.rates = Rates::up_to(rate);
+                self.told.insert(named.from);
+            }
+        }
+        for Named { file, line, from, seen, to, .. } in &self.cables {
+            let at = |mistake| ParseError { file: file.clone(), line: *line, mistake };
+            let Some(far) = to else { continue };
+            let to = match (topology.find(&far.name), self.aliases.get(&far.name)) {
+                (Some(node), _) => PortId { node, number: far.port },
+                (None, Some(&port)) => port,
+                (None, None) if far.name.contains('@') => {
+                    return Err(at(Mistake::NoSuchAlias(far.name.clone())));
+                }
+                (None, None) => return Err(at(Mistake::NoSuchNode(far.name.clone()))),
+            };
+            // Both ends may name the same cable.
+            if topology.peer(*from) != Some(to) {
+                topology.connect(*from, to).map_err(|error| at(error.into()))?;
+            }
+            if let Some(port) = topology.port_mut(to) {
+                if let Some(guid) = far.guid {
+                    port.guid = guid;
+                }
+                if let Some(rate) = seen.filter(|_| !self.told.contains(&to)) {
+                    port.rates = Rates::up_to(rate);
+                }
+            }
+        }
+        for Named { file, line, from, guid, .. } in &self.cables {
+            if let (Some(guid), Some(port)) = (guid, topology.port_mut(*from)) {
+                port.guid = *guid;
+            }
+            let peer = topology.peer(*from);
+            if let Some(peer) = peer.filter(|_| topology.rate(*from).is_none()) {
+                let (port, peer) = (topology.port_name(*from), topology.port_name(peer));
+                let mistake = TopologyError::NoRate { port, peer }.into();
+                return Err(ParseError { file: file.clone(), line: *line, mistake });
+            }
+        }
+        Ok(self.topology)
+    }
 }
 
-/// The number in `1] …`, and the part after the bracket.
-fn port_number(text: &str) -> Result<(PortNum, &str), Mistake> {
-    let (number, rest) = text.split_once(']').unwrap_or((text, ""));
-    let port = number.trim().parse().ok().and_then(PortNum::new);
-    Ok((port.ok_or_else(|| Mistake::PortNumber(number.to_owned()))?, rest))
-}
-
-/// The text in the first pair of double quotes, and the part after it.
-fn quoted(text: &str) -> Option<(&str, &str)> {
-    let (_, behind) = text.split_once('"')?;
-    behind.split_once('"').filter(|(name, _)| !name.is_empty())
-}
-
-fn number(text: &str) -> Result<u64, Mistake> {
-    let number = match text.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16),
-        None => text.parse(),
-    };
-    number.map_err(|_| Mistake::Number(text.to_owned()))
+fn in_module(module: &str, name: &str) -> String {
+    if module.is_empty() { name.to_owned() } else { format!("{module}#{name}") }
 }

@@ -32,8 +32,11 @@ pub(crate) fn run(args: &RunArgs, control: &Path) -> anyhow::Result<()> {
 
 pub(crate) fn read_topology(path: &Path) -> anyhow::Result<Topology> {
     let name = path.display();
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-    text.parse().with_context(|| name.to_string())
+    let text = fs::read(path).with_context(|| format!("cannot read {name}"))?;
+    // Beside the file, wherever this is called.
+    let folder = path.parent().unwrap_or(path);
+    let topology = Topology::parse(&text, &mut |included| fs::read(folder.join(included)));
+    topology.with_context(|| name.to_string())
 }
 
 /// The fabric, with all its connections.
