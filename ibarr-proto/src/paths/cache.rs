@@ -7,11 +7,8 @@
 //! entry is two adjacent cache lines. A look-up writes nothing: use does not prolong the life of an
 //! entry.
 
-use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
-use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt;
 use core::hash::{BuildHasher, Hash, Hasher};
 use core::ops::Bound;
 
@@ -21,6 +18,7 @@ use ibarr_common::ib::{Gid, PKey, PathRecord, QosClass, ServiceId};
 use ibarr_common::wire::sa::PathQuestion;
 
 use super::lids::Lids;
+use super::slab::{Slab, Slot};
 use crate::hash::Seeded;
 use crate::sa::PortIndex;
 
@@ -29,7 +27,7 @@ use crate::sa::PortIndex;
 pub(super) struct Cache {
     hasher: Seeded,
     index: HashTable<Indexed>,
-    entries: Entries,
+    entries: Slab<Entry>,
     by_expiry: BTreeSet<(Instant, Slot)>,
     lids: Lids,
     max: usize,
@@ -124,7 +122,7 @@ impl Cache {
     pub(super) fn new(max: usize, hasher: Seeded) -> Self {
         Self {
             index: HashTable::new(),
-            entries: Entries::default(),
+            entries: Slab::default(),
             by_expiry: BTreeSet::new(),
             lids: Lids::new(hasher.clone()),
             hasher,
@@ -225,7 +223,7 @@ impl Cache {
     pub(super) fn page(&self, from: u32, count: usize) -> (Vec<(&Key, &Remembered)>, Option<u32>) {
         let mut page = Vec::new();
         let mut at = from;
-        let (end, stop) = (self.entries.len(), from.saturating_add(Self::SLOTS_OF_PAGE));
+        let (end, stop) = (self.entries.slots(), from.saturating_add(Self::SLOTS_OF_PAGE));
         while at < end {
             if at == stop || page.len() == count {
                 return (page, Some(at));
@@ -283,10 +281,6 @@ impl Cache {
     }
 }
 
-/// The position of an entry.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-struct Slot(u32);
-
 /// An element of the index. It has the hash, so that the index can grow without reading entries.
 #[derive(Clone, Copy, Debug)]
 struct Indexed {
@@ -314,60 +308,6 @@ const _: () = assert!(size_of::<Option<Entry>>() == 128);
 /// The position of a reader of all entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position(Instant, Slot);
-
-/// Entries by slot, in blocks, so that growth moves no entry.
-#[derive(Default)]
-struct Entries {
-    blocks: Vec<Box<[Option<Entry>]>>,
-    free: Vec<Slot>,
-}
-
-impl Entries {
-    const BLOCK: usize = 1024;
-
-    /// Number of slots, including free ones.
-    fn len(&self) -> u32 {
-        u32::try_from(self.blocks.len() * Self::BLOCK).unwrap_or(u32::MAX)
-    }
-
-    fn get(&self, slot: Slot) -> Option<&Entry> {
-        let (block, at) = Self::place(slot);
-        self.blocks.get(block)?.get(at)?.as_ref()
-    }
-
-    /// `None` if no slot is left, which is far beyond the bound of a cache.
-    fn insert(&mut self, entry: Entry) -> Option<Slot> {
-        if self.free.is_empty() {
-            let start = self.blocks.len() * Self::BLOCK;
-            let slots = (start..start + Self::BLOCK).rev();
-            self.free.extend(slots.filter_map(|at| u32::try_from(at).ok()).map(Slot));
-            self.blocks.push(vec![None; Self::BLOCK].into());
-        }
-        let slot = self.free.pop()?;
-        let (block, at) = Self::place(slot);
-        *self.blocks.get_mut(block)?.get_mut(at)? = Some(entry);
-        Some(slot)
-    }
-
-    fn remove(&mut self, slot: Slot) -> Option<Entry> {
-        let (block, at) = Self::place(slot);
-        let entry = self.blocks.get_mut(block)?.get_mut(at)?.take()?;
-        self.free.push(slot);
-        Some(entry)
-    }
-
-    fn place(slot: Slot) -> (usize, usize) {
-        let at = slot.0 as usize;
-        (at / Self::BLOCK, at % Self::BLOCK)
-    }
-}
-
-impl fmt::Debug for Entries {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let len = self.blocks.len() * Self::BLOCK - self.free.len();
-        write!(f, "Entries({len})")
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -546,7 +486,7 @@ mod tests {
                 }
                 prop_assert_eq!(cache.len(), model.len());
                 prop_assert_eq!(cache.index.len(), model.len());
-                prop_assert!(cache.entries.blocks.len() <= 1);
+                prop_assert!(cache.entries.slots() <= 1024);
                 let listed: Vec<_> = cache.iter().map(|(key, it)| (*key, *it)).collect();
                 prop_assert_eq!(listed, model.clone());
                 let first = model.first().map(|(_, it)| it.expires_at);

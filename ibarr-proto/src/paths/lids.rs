@@ -5,19 +5,24 @@
 //! A port of the subnet has one LID, plus the adjacent ones of its LMC. If the SA gives another LID
 //! than before, the subnet has changed. Routers are different: several may lead to one GID.
 
-use core::fmt;
-use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
+use core::hash::BuildHasher as _;
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::OccupiedEntry;
 
 use ibarr_common::ib::{Gid, PathRecord};
 use ibarr_common::wire::path_record::Fields;
 
+use super::slab::{Slab, Slot};
 use crate::hash::Seeded;
 use crate::sa::PortIndex;
 
 /// The LIDs of hosts in the subnets, according to the remembered answers.
+#[derive(Debug)]
 pub(super) struct Lids {
-    said: HashMap<Host, HostAnswers, Seeded>,
+    hasher: Seeded,
+    index: HashTable<Slot>,
+    said: Slab<HostAnswers>,
 }
 
 /// The destination of a path, 10 bytes.
@@ -41,6 +46,7 @@ impl Host {
 
 #[derive(Clone, Copy, Debug)]
 struct HostAnswers {
+    host: Host,
     /// Number of remembered answers that lead to it.
     answers: u32,
     /// The latest epoch of these answers.
@@ -52,43 +58,47 @@ struct HostAnswers {
 /// LMC has three bits (IBA volume 1, 14.2.5.6).
 const MAX_LMC: u8 = 7;
 
+const _: () = assert!(size_of::<Option<HostAnswers>>() == 24);
+
 impl Lids {
     pub(super) fn new(hasher: Seeded) -> Self {
-        Self { said: HashMap::with_hasher(hasher) }
+        Self { hasher, index: HashTable::new(), said: Slab::default() }
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.said.is_empty()
+        self.index.is_empty() && self.said.len() == 0
     }
 
     /// An answer is remembered. `lmc` is the port's.
     pub(super) fn add(&mut self, port: PortIndex, record: &PathRecord, epoch: u32, lmc: u8) {
         let Some((host, lid)) = leads_to(port, record, lmc) else { return };
-        match self.said.entry(host) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(HostAnswers { answers: 1, epoch, lid: Some(lid) });
+        if let Some(said) = self.find(host).and_then(|slot| self.said.get_mut(slot)) {
+            said.answers += 1;
+            if epoch > said.epoch {
+                (said.epoch, said.lid) = (epoch, Some(lid));
+            } else if epoch == said.epoch && said.lid != Some(lid) {
+                said.lid = None;
             }
-            Entry::Occupied(mut occupied) => {
-                let said = occupied.get_mut();
-                said.answers += 1;
-                if epoch > said.epoch {
-                    (said.epoch, said.lid) = (epoch, Some(lid));
-                } else if epoch == said.epoch && said.lid != Some(lid) {
-                    said.lid = None;
-                }
-            }
+        } else if let Some(slot) =
+            self.said.insert(HostAnswers { host, answers: 1, epoch, lid: Some(lid) })
+        {
+            let Self { hasher, index, said } = self;
+            let hash = |&slot: &Slot| said.get(slot).map_or(0, |said| hasher.hash_one(said.host));
+            index.insert_unique(hash(&slot), slot, hash);
         }
     }
 
     /// An answer is dropped.
     pub(super) fn remove(&mut self, port: PortIndex, record: &PathRecord) {
         let Some((host, _)) = leads_to(port, record, 0) else { return };
-        if let Entry::Occupied(mut occupied) = self.said.entry(host) {
-            let said = occupied.get_mut();
+        let Some(slot) = self.find(host) else { return };
+        if let Some(said) = self.said.get_mut(slot) {
             said.answers -= 1;
             if said.answers == 0 {
-                occupied.remove();
+                self.said.remove(slot);
+                let indexed = self.index.find_entry(self.hasher.hash_one(host), |it| *it == slot);
+                indexed.map(OccupiedEntry::remove).ok();
             }
         }
     }
@@ -102,15 +112,23 @@ impl Lids {
         lmc: u8,
     ) -> bool {
         leads_to(port, record, lmc).is_some_and(|(host, lid)| {
-            self.said.get(&host).is_some_and(|said| said.epoch == epoch && said.lid != Some(lid))
+            self.of(host).is_some_and(|said| said.epoch == epoch && said.lid != Some(lid))
         })
     }
 
     /// Whether another answer of the same or a later epoch differs.
     pub(super) fn overrule(&self, port: PortIndex, record: &PathRecord, lmc: u8) -> bool {
-        leads_to(port, record, lmc).is_some_and(|(host, lid)| {
-            self.said.get(&host).is_some_and(|said| said.lid != Some(lid))
-        })
+        leads_to(port, record, lmc)
+            .is_some_and(|(host, lid)| self.of(host).is_some_and(|said| said.lid != Some(lid)))
+    }
+
+    fn of(&self, host: Host) -> Option<&HostAnswers> {
+        self.said.get(self.find(host)?)
+    }
+
+    fn find(&self, host: Host) -> Option<Slot> {
+        let is_it = |&slot: &Slot| self.said.get(slot).is_some_and(|said| said.host == host);
+        self.index.find(self.hasher.hash_one(host), is_it).copied()
     }
 }
 
@@ -119,10 +137,4 @@ fn leads_to(port: PortIndex, record: &PathRecord, lmc: u8) -> Option<(Host, u16)
     let fields = Fields::parse(record).ok().filter(|fields| fields.hop_limit <= 1)?;
     let host = Host::new(port, fields.dgid);
     Some((host, fields.dlid.get() & u16::MAX << lmc.min(MAX_LMC)))
-}
-
-impl fmt::Debug for Lids {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lids({})", self.said.len())
-    }
 }

@@ -37,6 +37,7 @@ mod partial;
 mod ports;
 mod records;
 mod routers;
+mod slab;
 pub mod snapshot;
 #[cfg(test)]
 mod tests;
