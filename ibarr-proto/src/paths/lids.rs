@@ -9,8 +9,7 @@ use core::hash::BuildHasher as _;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::OccupiedEntry;
-
-use ibarr_common::ib::{Gid, PathRecord};
+use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
 
 use super::slab::{Slab, Slot};
@@ -31,17 +30,6 @@ pub(super) struct Host {
     guid: [u8; 8],
     /// The local port, in whose subnet the host is.
     port: PortIndex,
-}
-
-impl Host {
-    pub(super) fn new(port: PortIndex, gid: Gid) -> Self {
-        Self::of(port, gid.octets())
-    }
-
-    /// Takes the octets of a GID.
-    pub(super) fn of(port: PortIndex, gid: [u8; 16]) -> Self {
-        Self { guid: gid.last_chunk().copied().unwrap_or_default(), port }
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +56,19 @@ impl Lids {
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.index.is_empty() && self.said.len() == 0
+    }
+
+    /// Fails unless these are the answers that are counted.
+    #[cfg(test)]
+    pub(super) fn check_count(&self, answers: impl Iterator<Item = (PortIndex, PathRecord)>) {
+        let mut hosts = std::collections::HashMap::new();
+        for (host, _) in answers.filter_map(|(port, record)| leads_to(port, &record, 0)) {
+            *hosts.entry(host).or_default() += 1;
+        }
+        for (host, answers) in &hosts {
+            assert_eq!(self.of(*host).map(|said| said.answers), Some(*answers), "{host:?}");
+        }
+        assert_eq!((self.index.len(), self.said.len()), (hosts.len(), hosts.len()));
     }
 
     /// An answer is remembered. `lmc` is the port's.
@@ -135,6 +136,6 @@ impl Lids {
 /// The destination of a path within the subnet, and the lowest of its LIDs.
 fn leads_to(port: PortIndex, record: &PathRecord, lmc: u8) -> Option<(Host, u16)> {
     let fields = Fields::parse(record).ok().filter(|fields| fields.hop_limit <= 1)?;
-    let host = Host::new(port, fields.dgid);
+    let host = Host { guid: fields.dgid.guid().get().to_be_bytes(), port };
     Some((host, fields.dlid.get() & u16::MAX << lmc.min(MAX_LMC)))
 }

@@ -33,6 +33,7 @@ mod doubt;
 mod endpoints;
 mod fallback;
 mod lids;
+mod order;
 mod partial;
 mod ports;
 mod records;
@@ -474,7 +475,7 @@ impl Paths {
 
     /// The remembered answers, by expiry.
     pub fn entries(&self) -> impl Iterator<Item = Cached> + '_ {
-        self.cache.iter().filter_map(|(key, remembered)| self.cached(key, remembered))
+        self.cache.after(None).filter_map(|(_, key, remembered)| self.cached(&key, &remembered))
     }
 
     /// At most `count` answers in no particular order, from a place on (0 at first), and the place
@@ -483,7 +484,7 @@ impl Paths {
     /// missing.
     pub fn page(&self, from: u32, count: usize) -> (Vec<Cached>, Option<u32>) {
         let (page, next) = self.cache.page(from, count);
-        let cached = |(key, remembered)| self.cached(key, remembered);
+        let cached = |(key, remembered)| self.cached(&key, &remembered);
         (page.into_iter().filter_map(cached).collect(), next)
     }
 

@@ -25,7 +25,6 @@ impl<T: Copy> Slab<T> {
         u32::try_from(self.blocks.len() * Self::BLOCK).unwrap_or(u32::MAX)
     }
 
-    /// Number of values.
     pub(super) fn len(&self) -> usize {
         self.blocks.len() * Self::BLOCK - self.free.len()
     }

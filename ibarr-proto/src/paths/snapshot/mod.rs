@@ -43,7 +43,7 @@ use ibarr_common::wire::sa::PathQuestion;
 use ibarr_common::wire::umad::PKeyIndex;
 use thiserror::Error;
 
-use super::cache::Key;
+use super::cache::{Gids, Key, Terms};
 use super::leads;
 use super::types::{PortFacts, PortName};
 use crate::sa::PortIndex;
@@ -146,13 +146,13 @@ impl KeptPath {
         let key = Key::new(PortIndex(self.port), &self.question);
         let mut octets = Vec::with_capacity(PATH_LEN);
         octets.extend(self.port.to_be_bytes());
-        octets.extend([key.flags, key.tclass]);
-        octets.extend(key.pkey.to_be_bytes());
-        octets.extend(key.qos_class.to_be_bytes());
-        octets.extend(key.service_id.to_be_bytes());
+        octets.extend([key.terms.flags, key.terms.tclass]);
+        octets.extend(key.terms.pkey.to_be_bytes());
+        octets.extend(key.terms.qos_class.to_be_bytes());
+        octets.extend(key.terms.service_id.to_be_bytes());
         octets.extend(self.life.to_be_bytes());
-        octets.extend(key.dgid);
-        octets.extend(key.sgid);
+        octets.extend(key.gids.dgid);
+        octets.extend(key.gids.sgid);
         octets.extend(self.record.octets());
         octets
     }
@@ -165,10 +165,10 @@ impl KeptPath {
         let qos_class = u16::from_be_bytes(*take(&mut from)?);
         let service_id = u64::from_be_bytes(*take(&mut from)?);
         let life = u32::from_be_bytes(*take(&mut from)?);
-        let (dgid, sgid) = (*take(&mut from)?, *take(&mut from)?);
-        let key =
-            Key { dgid, sgid, service_id, port: PortIndex(port), pkey, qos_class, tclass, flags };
-        let question = key.question()?;
+        let gids = Gids { dgid: *take(&mut from)?, sgid: *take(&mut from)? };
+        let port_index = PortIndex(port);
+        let terms = Terms { service_id, port: port_index, pkey, qos_class, tclass, flags };
+        let question = Key { gids, terms }.question()?;
         let this =
             Self { port, question, record: PathRecord::from_octets(*take(&mut from)?), life };
         // There is one encoding of a path, so fields without meaning are zero.

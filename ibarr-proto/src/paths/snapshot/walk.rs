@@ -6,7 +6,8 @@ use alloc::vec::Vec;
 
 use ibarr_common::Instant;
 
-use super::super::cache::{Cache, Position};
+use super::super::cache::Cache;
+use super::super::order::Position;
 use super::super::ports::Ports;
 use super::{Identity, KeptPath, KeptPort};
 use crate::sa::PortIndex;
