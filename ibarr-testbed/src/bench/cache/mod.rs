@@ -23,7 +23,7 @@ pub(super) fn peers(quick: bool, report: &mut Report) -> Result<()> {
 /// Measures the cache of paths.
 pub(super) fn paths(quick: bool, report: &mut Report) -> Result<()> {
     let many = if quick { 20_000 } else { 1_000_000 };
-    compare::<paths::Paths>("paths", [1_000, many], Some(Target::AtMost(400.0)), quick, report)
+    compare::<paths::Paths>("paths", [1_000, many], Some(Target::AtMost(160.0)), quick, report)
 }
 
 /// A cache of a core.
@@ -54,17 +54,24 @@ fn compare<M: Memory>(
     let mut rng = ChaCha12Rng::seed_from_u64(1);
     let [mut small, mut large] =
         [Filled::<M>::new(sizes[0], &mut rng)?, Filled::<M>::new(sizes[1], &mut rng)?];
-    let mut best = [f64::INFINITY; 2];
+    let bytes = large.bytes / f64::from(sizes[1]);
+    // As much memory as the caches have.
+    let [mut few, mut all] = sizes.map(|size| Reads::new(f64::from(size) * bytes, &mut rng));
+    let mut best = [f64::INFINITY; 4];
     for _ in 0..if quick { 5 } else { 100 } {
-        let round = [small.median_ns()?, large.median_ns()?];
+        let round = [small.median_ns()?, large.median_ns()?, few.mean_ns(), all.mean_ns()];
         best.iter_mut().zip(round).for_each(|(best, round)| *best = best.min(round));
     }
-    for (size, best) in sizes.iter().zip(best) {
-        report.add(format!("ns of a look-up among {size} {what}"), best, None);
+    for (at, size) in sizes.iter().enumerate() {
+        report.add(format!("ns of a look-up among {size} {what}"), best[at], None);
+        report.add(format!("ns of a read of that memory, {size} {what}"), best[at + 2], None);
     }
     let ratio = best[1] / best[0];
     report.add("look-up among many, to one among 1000", ratio, Some(Target::AtMost(3.0)));
-    let bytes = large.bytes / f64::from(sizes[1]);
+    let reads = (best[1] - best[0]) / (best[3] - best[2]);
+    report.add("what many cost a look-up, in such reads", reads, None);
+    let one_read = (best[0] + best[3]) / best[0];
+    report.add("the first ratio if a look-up made one such read", one_read, None);
     report.add(format!("bytes of memory for each of {} {what}", sizes[1]), bytes, memory);
     Ok(())
 }
@@ -105,6 +112,36 @@ impl<M: Memory> Filled<M> {
             times.push(took.as_secs_f64() * 1e9 / f64::from(GROUP));
         }
         median(times.into_iter())
+    }
+}
+
+/// Cache lines in random order, each of which says where the next one is: what no look-up can do without.
+struct Reads {
+    lines: Vec<[usize; 8]>,
+    at: usize,
+}
+
+impl Reads {
+    fn new(bytes: f64, rng: &mut ChaCha12Rng) -> Self {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 2^53")]
+        let len = (bytes / 64.0) as usize;
+        let mut lines: Vec<_> = (0..len.max(1)).map(|at| [at; 8]).collect();
+        // Sattolo's shuffle makes one circle of all.
+        for at in (1..lines.len()).rev() {
+            let other = rng.next_u64() % at as u64;
+            lines.swap(at, usize::try_from(other).unwrap_or(0));
+        }
+        Self { lines, at: 0 }
+    }
+
+    fn mean_ns(&mut self) -> f64 {
+        let count = GROUP * u32::try_from(GROUPS).unwrap_or(1);
+        let start = Stopwatch::now();
+        for _ in 0..count {
+            self.at = self.lines[self.at][0];
+        }
+        black_box(self.at);
+        start.elapsed().as_secs_f64() * 1e9 / f64::from(count)
     }
 }
 
