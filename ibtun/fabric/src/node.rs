@@ -10,7 +10,7 @@ use crate::wire::smp::{
 use ibarr_common::ib::{Guid, Lid, PKey};
 use zerocopy::network_endian::U16;
 
-use crate::topology::{self, PortId, Topology};
+use crate::topology::{self, PortId, Rate, Rates, Topology};
 
 /// Entries of a port's P_Key table.
 pub(crate) const PKEYS: u16 = 32;
@@ -60,6 +60,13 @@ pub(crate) struct Switch {
     pub(crate) multicast: BTreeMap<(u16, u8), [U16; 32]>,
 }
 
+/// How fast a port can be, and how fast its link is.
+#[derive(Clone, Copy, Debug, Default)]
+struct PortRates {
+    supported: Rates,
+    active: Rates,
+}
+
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) guid: Guid,
@@ -73,6 +80,7 @@ pub(crate) struct Port {
     pub(crate) counters: Counters,
     /// The other end of the cable.
     pub(crate) peer: Option<PortId>,
+    rates: PortRates,
     /// Disabled by a subnet manager.
     pub(crate) is_disabled: bool,
     /// Disabled by a fault.
@@ -136,12 +144,20 @@ impl Node {
         let mut description = [0; 64];
         description.iter_mut().zip(node.description.bytes()).for_each(|(to, from)| *to = from);
         let ports = node.port_numbers().map(|number| {
+            let id = PortId { node: id, number };
             let guid = node.port_guid(number).unwrap_or(node.guid);
-            let peer = topology.peer(PortId { node: id, number });
-            Port::new(guid, node.kind, peer)
+            let supported = topology.rates(id).unwrap_or_default();
+            // Without a link, the fastest that the port could do.
+            let rate = topology.rate(id).or_else(|| supported.common(supported));
+            let active = rate.map(Rate::alone).unwrap_or_default();
+            Port::new(guid, node.kind, topology.peer(id), PortRates { supported, active })
         });
+        let ports: Vec<_> = ports.collect();
         let switch = is_switch.then(|| {
-            let mut port_0 = Port::new(node.guid, node.kind, None);
+            // Its capabilities are those of all ports.
+            let rates = ports.iter().map(|port| port.rates);
+            let rates = rates.max_by_key(|rates| rates.supported.extended()).unwrap_or_default();
+            let mut port_0 = Port::new(node.guid, node.kind, None, rates);
             port_0.info.set_state(PortState::Active);
             port_0.info.set_physical_state(PhysicalState::LinkUp);
             port_0.info.guid_cap = GUIDS;
@@ -177,7 +193,7 @@ impl Node {
             description,
             host: Host::Absent,
             switch,
-            ports: ports.collect(),
+            ports,
         }
     }
 
@@ -235,20 +251,21 @@ impl Switch {
 }
 
 impl Port {
-    fn new(guid: Guid, kind: NodeType, peer: Option<PortId>) -> Self {
+    fn new(guid: Guid, kind: NodeType, peer: Option<PortId>, rates: PortRates) -> Self {
         let mut pkeys = [0; PKEYS as usize];
         pkeys[0] = PKey::DEFAULT.get();
         let mut guids = [0; GUIDS as usize];
         guids[0] = guid.get();
         Self {
             guid,
-            info: power_on(kind),
+            info: power_on(kind, rates),
             pkeys,
             guids,
             sl_to_vl: BTreeMap::new(),
             vl_arbitration: [[0; 64]; 4],
             counters: Counters::default(),
             peer,
+            rates,
             is_disabled: false,
             is_broken: false,
         }
@@ -256,9 +273,9 @@ impl Port {
 
     /// Resets the port to its state after power-on, except for the counters.
     pub(crate) fn reset(&mut self, kind: NodeType) {
-        let Self { guid, counters, peer, is_broken, .. } = *self;
+        let Self { guid, counters, peer, rates, is_broken, .. } = *self;
         let state = (self.info.state(), self.info.physical_state());
-        *self = Self { counters, is_broken, ..Self::new(guid, kind, peer) };
+        *self = Self { counters, is_broken, ..Self::new(guid, kind, peer, rates) };
         self.info.set_state(state.0);
         self.info.set_physical_state(state.1);
     }
@@ -278,12 +295,23 @@ impl Port {
     }
 }
 
-/// The PortInfo of an unconfigured port: 4 lanes of QDR, MTU 4096, 8 virtual lanes.
-fn power_on(kind: NodeType) -> PortInfoWire {
-    let capabilities = match kind {
+/// The PortInfo of an unconfigured port: MTU 4096, 8 virtual lanes.
+fn power_on(kind: NodeType, PortRates { supported, active }: PortRates) -> PortInfoWire {
+    let mut capabilities = match kind {
         NodeType::Switch => PortInfoWire::HAS_NOTICE | PortInfoWire::HAS_TRAP,
         _ => 0,
     };
+    if supported.extended() != 0 {
+        capabilities |= PortInfoWire::HAS_EXTENDED_SPEEDS;
+    }
+    let mut capability_mask_2 = 0;
+    if supported.extended_speeds_2() != 0 {
+        capabilities |= PortInfoWire::HAS_CAPABILITY_MASK_2;
+        capability_mask_2 |= PortInfoWire::HAS_EXTENDED_SPEEDS_2;
+    }
+    // A link that is faster than QDR is QDR for those who do not know better.
+    let speed = if active.speeds() == 0 { 4 } else { active.speeds() };
+    let (extended, extended_2) = (supported.extended_speeds(), supported.extended_speeds_2());
     let mut info = PortInfoWire {
         gid_prefix: 0xfe80_0000_0000_0000.into(),
         capability_mask: (capabilities
@@ -291,13 +319,13 @@ fn power_on(kind: NodeType) -> PortInfoWire {
             | PortInfoWire::HAS_SYSTEM_IMAGE_GUID
             | PortInfoWire::HAS_CLIENT_REREGISTER)
             .into(),
-        width_enabled: 0x03,
-        width_supported: 0x03,
-        width_active: 0x02,
-        speed_supported_state: 0x70,
+        width_enabled: supported.widths(),
+        width_supported: supported.widths(),
+        width_active: active.widths(),
+        speed_supported_state: supported.speeds() << 4,
         // The port polls when its link goes down.
         physical_default: 0x02,
-        speed_active_enabled: 0x47,
+        speed_active_enabled: speed << 4 | supported.speeds(),
         mtu_sm_sl: 0x50,
         vl_cap_init: 0x40,
         vl_arb_high_cap: 8,
@@ -307,6 +335,10 @@ fn power_on(kind: NodeType) -> PortInfoWire {
         guid_cap: if kind == NodeType::Switch { 0 } else { GUIDS },
         reregister_timeout: 18,
         response_time: 16,
+        speed_ext_2: active.extended_speeds_2() << 5 | extended_2 << 3 | extended_2,
+        capability_mask_2: capability_mask_2.into(),
+        speed_ext_active: active.extended_speeds() << 4 | extended,
+        speed_ext_enabled: extended,
         ..PortInfoWire::default()
     };
     info.set_state(PortState::Down);

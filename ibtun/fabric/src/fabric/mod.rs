@@ -129,7 +129,8 @@ pub struct PortConfig {
     pub subnet_timeout: u8,
     /// PortInfo:LinkWidthActive.
     pub width: u8,
-    /// PortInfo:LinkSpeedActive.
+    /// The speed of the link, as in Linux's `enum ib_port_speed`. XDR is said to be NDR, the fastest
+    /// that Linux knows before 6.7.
     pub speed: u8,
     /// PortInfo:CapabilityMask.
     pub capability_mask: u32,
@@ -309,7 +310,7 @@ impl Fabric {
             mtu: info.mtu(),
             subnet_timeout: info.subnet_timeout(),
             width: info.width_active,
-            speed: info.speed_active_enabled >> 4,
+            speed: u8::try_from(info.speed()).unwrap_or(1 << 7),
             capability_mask: info.capability_mask.get(),
             pkeys: port.pkeys.iter().take(pkeys).map(|&pkey| PKey::new(pkey)).collect(),
             guids: port.guids.iter().take(guids).map(|&guid| Guid::new(guid)).collect(),

@@ -87,6 +87,14 @@ fn set(
         old.speed_supported_state >> 4,
     );
     new.speed_active_enabled = old.speed_active_enabled & 0xf0 | speed & 0x0f;
+    new.speed_ext_enabled = match wanted.speed_ext_enabled & 0x1f {
+        // No speed above QDR.
+        30 => 0,
+        speeds => enabled(old.speed_ext_enabled, speeds, old.speed_ext_active & 0x0f),
+    };
+    let speeds =
+        enabled(old.speed_ext_2 & 0x07, wanted.speed_ext_2 & 0x07, old.speed_ext_2 >> 3 & 0x03);
+    new.speed_ext_2 = old.speed_ext_2 & 0x78 | speeds;
     // 0 leaves these fields unchanged.
     keep_high_nibble(&mut new.mtu_sm_sl, old.mtu_sm_sl);
     keep_high_nibble(&mut new.vls_enforcement, old.vls_enforcement);

@@ -103,7 +103,7 @@ impl Rates {
     }
 
     /// All that are not in LinkSpeedEnabled, as [`Rates::with_extended_speeds`] takes them.
-    pub(super) fn extended(self) -> u16 {
+    pub(crate) fn extended(self) -> u16 {
         self.speeds >> 4
     }
 
@@ -134,12 +134,6 @@ impl Rate {
     /// What a link has in the end: the same in the form of [`Rates`], with one bit of each.
     pub fn alone(self) -> Rates {
         Rates { widths: self.width.bit, speeds: self.speed.bit }
-    }
-
-    /// The speed as Linux counts it, `enum ib_port_speed`. XDR is said to be NDR, the fastest that
-    /// Linux knows before 6.7.
-    pub fn for_linux(self) -> u8 {
-        u8::try_from(self.speed.bit).unwrap_or(0x80)
     }
 }
 

@@ -157,8 +157,10 @@ pub struct PortInfoWire {
     pub error_thresholds: u8,
     /// Hint for flow control.
     pub max_credit_hint: U16,
-    /// 8 bits reserved; LinkRoundTripLatency, 24.
-    pub round_trip: U32,
+    /// 1 bit reserved; LinkSpeedExtActive2, 2 bits; LinkSpeedExtSupported2, 2; LinkSpeedExtEnabled2, 3.
+    pub speed_ext_2: u8,
+    /// LinkRoundTripLatency, a number of 24 bits.
+    pub round_trip: [u8; 3],
     pub capability_mask_2: U16,
     /// LinkSpeedExtActive, 4 bits; LinkSpeedExtSupported, 4.
     pub speed_ext_active: u8,
@@ -178,6 +180,12 @@ impl PortInfoWire {
     pub const HAS_SL_MAPPING: u32 = 1 << 6;
     /// Capability: the node has a system image GUID.
     pub const HAS_SYSTEM_IMAGE_GUID: u32 = 1 << 11;
+    /// Capability: the port may be faster than QDR; LinkSpeedExt… are valid.
+    pub const HAS_EXTENDED_SPEEDS: u32 = 1 << 14;
+    /// Capability: CapabilityMask2 is valid.
+    pub const HAS_CAPABILITY_MASK_2: u32 = 1 << 15;
+    /// Bit of CapabilityMask2: the port may be faster than NDR; LinkSpeedExt…2 are valid.
+    pub const HAS_EXTENDED_SPEEDS_2: u16 = 1 << 11;
     /// Capability: the port passes ClientReregister on to clients.
     pub const HAS_CLIENT_REREGISTER: u32 = 1 << 25;
 
@@ -224,6 +232,15 @@ impl PortInfoWire {
         self.physical_default = self.physical_default & 0x0f | state.get() << 4;
     }
 
+    /// The speed in use, with the bits of Linux's `enum ib_port_speed`.
+    pub fn speed(&self) -> u16 {
+        match (self.speed_ext_2 >> 5 & 0x03, self.speed_ext_active >> 4) {
+            (0, 0) => (self.speed_active_enabled >> 4).into(),
+            (0, extended) => u16::from(extended) << 4,
+            (fastest, _) => u16::from(fastest) << 8,
+        }
+    }
+
     /// Code of the MTU in use: 1 to 5 for 256 to 4096 bytes.
     pub const fn mtu(&self) -> u8 {
         self.mtu_sm_sl >> 4
@@ -268,5 +285,6 @@ const _: () = {
     assert!(offset_of!(PortInfoWire, mtu_sm_sl) == 36);
     assert!(offset_of!(PortInfoWire, m_key_violations) == 44);
     assert!(offset_of!(PortInfoWire, guid_cap) == 50);
+    assert!(offset_of!(PortInfoWire, speed_ext_2) == 56);
     assert!(offset_of!(PortInfoWire, capability_mask_2) == 60);
 };
