@@ -2,9 +2,13 @@
 
 //! The nodes of a fabric, and the cables between their ports.
 
+mod discovered;
+mod generate;
 mod parse;
 mod rate;
 
+pub use discovered::Discovered;
+pub use generate::{GenerateError, fat_tree, torus};
 pub use parse::{Mistake, ParseError};
 pub use rate::{Rate, Rates};
 

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::generate::{ExportArgs, Shape};
 use crate::show::Command as Request;
-use crate::{control, join, run};
+use crate::{control, generate, join, run};
 
 /// A software InfiniBand fabric: switches, routers and channel adapters without hardware.
 #[derive(Debug, Parser)]
@@ -24,6 +25,9 @@ pub(crate) struct Cli {
 enum Command {
     /// Run a fabric; its channel adapters become devices of this machine
     Run(RunArgs),
+    /// Write a topology of a regular shape
+    #[command(subcommand)]
+    Generate(Shape),
     /// Run the host of a channel adapter whose fabric runs elsewhere
     Join(JoinArgs),
     #[command(flatten)]
@@ -81,6 +85,10 @@ impl Cli {
         match self.command {
             Command::Run(args) => run::run(&args, &self.control),
             Command::Join(args) => join::run(&args),
+            Command::Generate(shape) => generate::generate(&shape),
+            Command::Request(Request::Export(ExportArgs { topology: Some(path) })) => {
+                generate::convert(&path)
+            }
             // Parsed here only to report mistakes; the fabric parses the words again.
             Command::Request(_) => {
                 let words = request_words(std::env::args());

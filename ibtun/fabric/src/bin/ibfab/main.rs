@@ -8,6 +8,7 @@ mod cli;
 mod control;
 mod decode;
 mod device;
+mod generate;
 mod join;
 mod remote;
 mod run;

@@ -13,6 +13,7 @@ use ibarr_fabric::topology::PortId;
 use ibarr_fabric::wire::smp::{NodeType, PortState};
 use ibarr_fabric::{Fabric, Fault, LinkFault};
 
+use crate::generate::{self, ExportArgs};
 use crate::trace::TraceArgs;
 
 /// A request to a running fabric.
@@ -27,6 +28,8 @@ pub(crate) struct Request {
 pub(crate) enum Command {
     /// Show ports with their counters, and why packets were dropped
     Show(ShowArgs),
+    /// Write the topology with its LIDs, as ibnetdiscover does
+    Export(ExportArgs),
     /// Cause a fault, or end it
     #[command(subcommand)]
     Fault(FaultCommand),
@@ -179,6 +182,7 @@ pub(crate) fn answer(
 ) -> anyhow::Result<(String, Option<Action>)> {
     match Request::try_parse_from(words)?.command {
         Command::Show(args) => Ok((show(fabric, &args)?, None)),
+        Command::Export(_) => Ok((generate::running(fabric), None)),
         Command::Trace(args) => Ok((String::new(), Some(Action::Trace(args)))),
         Command::Fault(FaultCommand::QueuePair(args)) => {
             let (name, _) = args.queue_pair.clone();
