@@ -254,7 +254,7 @@ impl Script<'_> {
         let gateway = (byte & 64 != 0).then(|| ip("10.1.0.9"));
         let way = if byte >= 224 { Way::Unclear } else { Way::By { ifindex, gateway } };
         let prefix = IpNet::new(around, len).unwrap_or(around.into());
-        Route { prefix, metric: u32::from(byte >> 7), way }
+        Route { prefix, metric: u32::from(byte >> 7), way, source: Some(around) }
     }
 
     fn rule(&mut self) -> Rule {

@@ -9,7 +9,8 @@ use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, PKey};
 
 use super::{
-    AddressId, AddressStatus, Interface, InterfaceAddress, InterfaceName, Key, Link, LocalView,
+    AddressId, AddressStatus, Input, Interface, InterfaceAddress, InterfaceName, Key, Link,
+    LocalView, Subject,
 };
 use crate::ip2gid::client::Egress;
 use crate::ip2gid::server::Local;
@@ -96,6 +97,24 @@ impl LocalView {
             Some(Egress { vrf, addresses })
         };
         Some(changed.into_iter().map(|ifindex| (ifindex, egress(ifindex))).collect())
+    }
+
+    pub(super) fn note_input(&mut self, input: &Input) {
+        match input {
+            Input::Link(Link { ifindex, .. }) | Input::LinkGone(ifindex) => self.note(*ifindex),
+            Input::Address(InterfaceAddress { id, .. }) | Input::AddressGone(id) => {
+                self.note_address(*id);
+            }
+            Input::DumpDone
+            | Input::RoutesChanged
+            | Input::OwnRoute
+            | Input::OwnRouteGone(_)
+            | Input::RoutesTooMany
+            | Input::DumpFailed(Subject::Routes) => {
+                self.changed.get_or_insert_default();
+            }
+            _ => {}
+        }
     }
 
     /// The client is told only the first addresses of an interface, so others change nothing for it.

@@ -113,6 +113,12 @@ impl Inventory {
             .map(|(&(_, id), &dad)| InterfaceAddress { id, dad })
     }
 
+    /// Whether it is of IPv4, and the interface has no other such address. IPv4 sorts before IPv6.
+    pub(super) fn is_only_ipv4(&self, id: &AddressId) -> bool {
+        let of_ipv4 = self.addresses_on(id.ifindex).take_while(|it| it.id.address.is_ipv4());
+        id.address.is_ipv4() && of_ipv4.take(2).all(|it| it.id == *id)
+    }
+
     /// The first addresses of one interface that datagrams can have as their source: at most `max` of each of
     /// the [`KINDS`].
     pub(super) fn sources_on(&self, ifindex: IfIndex, max: usize) -> impl Iterator<Item = IpAddr> {

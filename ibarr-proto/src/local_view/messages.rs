@@ -4,7 +4,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr};
 
 use ibarr_common::IfIndex;
 use ibarr_common::ib::Gid;
@@ -62,6 +62,10 @@ pub enum Input {
     DumpDone,
     /// Event: a route of any table, a policy rule or a nexthop object was added, changed or deleted.
     RoutesChanged,
+    /// Event: the kernel added its own route of an address of this node, or deleted one of IPv6.
+    OwnRoute,
+    /// Event: the kernel deleted its own route of this address.
+    OwnRouteGone(Ipv4Addr),
     /// Like [`Input::DumpStarted`], for routes and policy rules.
     RoutesStarted,
     /// The dump lists a policy rule.

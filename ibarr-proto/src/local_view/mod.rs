@@ -136,18 +136,9 @@ impl LocalView {
 
     /// Processes an input.
     pub fn handle_input(&mut self, now: Instant, input: Input) {
-        match &input {
-            Input::Link(Link { ifindex, .. }) | Input::LinkGone(ifindex) => self.note(*ifindex),
-            Input::Address(InterfaceAddress { id, .. }) | Input::AddressGone(id) => {
-                self.note_address(*id);
-            }
-            Input::DumpDone
-            | Input::RoutesChanged
-            | Input::RoutesTooMany
-            | Input::DumpFailed(Subject::Routes) => {
-                self.changed.get_or_insert_default();
-            }
-            _ => {}
+        self.note_input(&input);
+        if self.may_change_routes(&input) {
+            self.reread_routes.wanted(now);
         }
         match input {
             Input::Link(link) => {
@@ -196,7 +187,7 @@ impl LocalView {
             Input::ListedLink(link) => self.inventory.list_link(link, &mut self.counters),
             Input::ListedAddress(entry) => self.inventory.list_address(entry, &mut self.counters),
             Input::DumpDone => self.finish_dump(now),
-            Input::RoutesChanged => self.reread_routes.wanted(now),
+            Input::RoutesChanged | Input::OwnRoute | Input::OwnRouteGone(_) => {}
             Input::RoutesStarted => {
                 self.routing.start();
                 self.reread_routes.started(now);
@@ -384,6 +375,18 @@ impl LocalView {
         self.decide_all();
     }
 
+    /// Whether an event means, perhaps with others that the kernel does not send, that routes are to be read again.
+    fn may_change_routes(&self, input: &Input) -> bool {
+        match input {
+            Input::RoutesChanged => true,
+            Input::Address(InterfaceAddress { id, .. }) | Input::AddressGone(id) => {
+                self.inventory.is_only_ipv4(id)
+            }
+            Input::OwnRouteGone(address) => self.routing.may_need((*address).into()),
+            _ => false,
+        }
+    }
+
     fn finish_dump(&mut self, now: Instant) {
         match self.inventory.finish_dump(&mut self.counters) {
             Merged::Done { links, addresses } => {
@@ -408,6 +411,9 @@ impl LocalView {
     }
 
     fn addresses_listed(&mut self, now: Instant, listed: Listed, links_differ: bool) {
+        if listed != Listed::Nothing && self.is_synced() {
+            self.reread_routes.wanted(now);
+        }
         let changed = match listed {
             Listed::Nothing => {
                 self.counters.count(Counter::LinkDumpsDone);

@@ -9,6 +9,10 @@
 //! of an interface that goes down without an event (`fib_sync_down_dev` in
 //! net/ipv4/fib_semantics.c).
 //!
+//! The kernel's own routes of addresses are in no table that is read. With an address IPv4 drops, without an
+//! event, the routes that name it as their source, and with the last of an interface those of the interface
+//! (`fib_inetaddr_event`); a first address revives next hops (`fib_sync_up`).
+//!
 //! The rules:
 //!
 //! * **Policy rules** must be the kernel's own: local, main, default. A rule that cannot match a reply
@@ -51,6 +55,8 @@ pub struct Route {
     /// `RTA_PRIORITY`: among routes of a prefix, the lowest wins.
     pub metric: u32,
     pub way: Way,
+    /// `RTA_PREFSRC`: the source of packets without one.
+    pub source: Option<IpAddr>,
 }
 
 /// The outgoing interface of a route.
@@ -133,6 +139,8 @@ struct Table {
     rules: [Vec<Rule>; 2],
     /// By prefix, the lowest metric and its route.
     ways: BTreeMap<IpNet, (u32, Way)>,
+    /// The sources that routes name.
+    sources: BTreeSet<IpAddr>,
     overflown: bool,
 }
 
@@ -160,7 +168,8 @@ impl Routing {
     /// Returns `false` if no dump is in progress.
     pub(super) fn list_route(&mut self, route: Route) -> bool {
         let Some(dump) = &mut self.dump else { return false };
-        let Route { prefix, metric, way } = route;
+        let Route { prefix, metric, way, source } = route;
+        dump.sources.extend(source);
         let prefix = prefix.trunc();
         if is_link_local(prefix.addr()) {
             return true;
@@ -200,6 +209,12 @@ impl Routing {
     pub(super) fn diverted(&self, user: u32, port: NonZeroU16) -> Vec<Diverted> {
         let rules = self.known.as_ref().map(|table| &table.rules[..]).unwrap_or_default();
         rules.iter().flat_map(|rules| rules::diverted(rules, user, port)).collect()
+    }
+
+    /// Whether the kernel may drop a route with this address (`fib_sync_down_addr`).
+    pub(super) fn may_need(&self, source: IpAddr) -> bool {
+        let needs = |table: &Table| table.sources.contains(&source);
+        self.dump.is_some() || self.known.as_ref().map_or(true, needs)
     }
 
     pub(super) fn is_full(&self) -> bool {

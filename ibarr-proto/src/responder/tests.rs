@@ -907,7 +907,7 @@ fn link(ifindex: u32) -> Link {
 
 fn route(prefix: &str, ifindex: u32) -> routing::Route {
     let way = Way::By { ifindex: index(ifindex), gateway: None };
-    routing::Route { prefix: prefix.parse().unwrap(), metric: 0, way }
+    routing::Route { prefix: prefix.parse().unwrap(), metric: 0, way, source: None }
 }
 
 fn entry_on(ifindex: u32, address: &str) -> InterfaceAddress {

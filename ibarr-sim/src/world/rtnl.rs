@@ -189,7 +189,8 @@ impl World {
                 let gateway = Some(gateway(self.machines[id].subnet, home));
                 for (prefix, gateway) in [(all, gateway), (subnet, None)] {
                     let way = Way::By { ifindex: IPOIB, gateway };
-                    self.tell_view(id, life, Input::ListedRoute(Route { prefix, metric: 0, way }));
+                    let route = Route { prefix, metric: 0, way, source: None };
+                    self.tell_view(id, life, Input::ListedRoute(route));
                 }
             }
         }

@@ -578,7 +578,7 @@ fn interface_status_shows_the_answers_for_its_addresses() {
 fn every_link_event_causes_a_dump() {
     let mut story = Story::new(&[], &[]);
     let quiet = story.view.poll_timeout().unwrap();
-    story.add(5, "10.1.0.1");
+    story.add(5, "fd00::1");
     assert_eq!(story.view.poll_timeout(), Some(quiet), "an address tells all of itself");
     for event in [Input::Link(ib(5, 1)), Input::LinkGone(index(5))] {
         story.dump([], []).routes([]).say(event);

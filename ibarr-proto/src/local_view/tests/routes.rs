@@ -27,6 +27,7 @@ pub(super) fn route(text: &str) -> Route {
         prefix: words[0].parse().unwrap(),
         metric: after("metric").map_or(0, |metric| metric.parse().unwrap()),
         way: by.map_or(Way::Unclear, |ifindex| Way::By { ifindex, gateway: after("via").map(ip) }),
+        source: after("src").map(ip),
     }
 }
 
@@ -369,6 +370,46 @@ fn every_event_that_may_change_routes_causes_a_dump() {
     }
 }
 
+#[test]
+fn address_has_routes_read_again_only_if_one_may_go_without_an_event() {
+    let mut story = story();
+    let rereads = |story: &mut Story, events: &[Input]| {
+        story.routes(["10.0.0.0/8 by 1 src 10.9.0.1", "10.1.0.0/16 by 1"]);
+        for event in events {
+            story.say(event.clone());
+        }
+        story.view.reread_routes.due() == NOW + Reread::GAP
+    };
+    let gone = |address| match ip(address) {
+        IpAddr::V4(address) => Input::OwnRouteGone(address),
+        IpAddr::V6(_) => Input::OwnRoute,
+    };
+    let comes = |address| [Input::Address(on(1, address)), Input::OwnRoute];
+    let goes = |address| [gone(address), Input::AddressGone(on(1, address).id)];
+    // The first one revives next hops; the last one takes the interface's routes with it.
+    assert!(rereads(&mut story, &comes("10.9.0.2")));
+    assert!(!rereads(&mut story, &comes("10.9.0.1")));
+    assert!(!rereads(&mut story, &comes("10.9.0.3")));
+    assert!(!rereads(&mut story, &goes("10.9.0.3")));
+    assert!(rereads(&mut story, &goes("10.9.0.1")), "a route has it as its source");
+    assert!(rereads(&mut story, &goes("10.9.0.2")));
+    for address in ["fd00::1", "fd00::2"] {
+        assert!(!rereads(&mut story, &comes(address)));
+        assert!(!rereads(&mut story, &goes(address)));
+    }
+    // A dump has listed routes that are not known yet; and a dump of addresses has news.
+    let [comes, _] = comes("10.9.0.2");
+    story
+        .say(comes)
+        .routes([])
+        .say(Input::RoutesStarted)
+        .say(gone("10.9.0.9"))
+        .say(Input::RoutesDone);
+    assert_eq!(story.view.reread_routes.due(), NOW + Reread::GAP);
+    story.routes([]).dump([ether(1)], [(1, "10.9.0.2"), (1, "10.9.0.3")]);
+    assert_eq!(story.view.reread_routes.due(), NOW + Reread::GAP);
+}
+
 /// The result of a program's look-up in `held`, with both families as 128 bits.
 fn leads_back(held: &BTreeMap<(IfIndex, IpNet), Via>, by: IfIndex, source: IpAddr) -> bool {
     let bits = |address| u128::from_be_bytes(octets(address));
@@ -416,8 +457,12 @@ fn routes() -> impl Strategy<Value = Vec<Route>> {
         8 => (1..=3u32, prop::option::of(Just(ip("10.0.0.9"))))
             .prop_map(|(by, gateway)| Way::By { ifindex: index(by), gateway }),
     ];
-    let route =
-        (prefix, 0..3u32, way).prop_map(|(prefix, metric, way)| Route { prefix, metric, way });
+    let route = (prefix, 0..3u32, way).prop_map(|(prefix, metric, way)| Route {
+        prefix,
+        metric,
+        way,
+        source: None,
+    });
     prop::collection::vec(route, 0..12)
 }
 

@@ -2,10 +2,11 @@
 
 //! Parses rtnetlink messages about routes and policy rules.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ibarr_common::IfIndex;
 use ibarr_proto::ip2gid::Family;
+use ibarr_proto::local_view::Input;
 use ibarr_proto::local_view::routing::{Route, Way};
 use ibarr_proto::local_view::rules::{Action, Rule, Selects, Traffic};
 use ipnet::IpNet;
@@ -35,16 +36,44 @@ impl Fib {
     }
 }
 
-/// Whether a look-up may have another outcome from now on: a route of any table, a rule or a nexthop
-/// object was added, changed or deleted.
-pub(super) fn is_change(frame: &Frame<'_>) -> Result<bool, Malformed> {
-    match Rtm::from(frame.kind) {
+/// A look-up may have another outcome from now on: a route of any table, a rule or a nexthop object
+/// was added, changed or deleted.
+pub(super) fn change(frame: &Frame<'_>) -> Result<Option<Input>, Malformed> {
+    let kind = Rtm::from(frame.kind);
+    match kind {
         Rtm::Newroute | Rtm::Delroute | Rtm::Newrule | Rtm::Delrule => {
-            let message = Message::parse(frame.payload)?;
-            Ok(message.is_some_and(|message| message.flags & libc::RTM_F_CLONED == 0))
+            let Some(message) = Message::parse(frame.payload)? else { return Ok(None) };
+            if message.flags & libc::RTM_F_CLONED != 0 {
+                return Ok(None);
+            }
+            let own =
+                if kind == Rtm::Newroute || kind == Rtm::Delroute { own(&message)? } else { None };
+            Ok(Some(match own {
+                Some(IpAddr::V4(address)) if kind == Rtm::Delroute => Input::OwnRouteGone(address),
+                Some(_) => Input::OwnRoute,
+                None => Input::RoutesChanged,
+            }))
         }
-        _ => Ok([RTM_NEWNEXTHOP, RTM_DELNEXTHOP].contains(&frame.kind)),
+        _ => {
+            let is_nexthop = [RTM_NEWNEXTHOP, RTM_DELNEXTHOP].contains(&frame.kind);
+            Ok(is_nexthop.then_some(Input::RoutesChanged))
+        }
     }
+}
+
+/// The address of this node whose route this is, if the kernel has made it (`fib_magic`,
+/// `addrconf_f6i_alloc`).
+fn own(message: &Message) -> Result<Option<IpAddr>, Malformed> {
+    let len = match message.family {
+        Family::V4 => Ipv4Addr::BITS,
+        Family::V6 => Ipv6Addr::BITS,
+    };
+    let is_own = message.kind == libc::RTN_LOCAL
+        && message.protocol == libc::RTPROT_KERNEL
+        && u32::from(message.dst_len) == len
+        && message.table(libc::RTA_TABLE)? == u32::from(libc::RT_TABLE_LOCAL);
+    let address = message.attribute(libc::RTA_DST).filter(|_| is_own);
+    address.map(|octets| message.ip(octets)).transpose()
 }
 
 /// A message that begins with `struct rtmsg` or `struct fib_rule_hdr` of include/uapi/linux, which
@@ -55,6 +84,7 @@ pub(super) struct Message {
     src_len: u8,
     tos: u8,
     table: u8,
+    protocol: u8,
     pub(super) kind: u8,
     flags: u32,
     pub(super) attributes: RtBuffer<u16, Buffer>,
@@ -65,7 +95,7 @@ impl Message {
     pub(super) fn parse(payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let (header, attributes) =
             payload.split_first_chunk::<12>().ok_or(Malformed::Attributes)?;
-        let [family, dst_len, src_len, tos, table, _, _, kind, f0, f1, f2, f3] = *header;
+        let [family, dst_len, src_len, tos, table, protocol, _, kind, f0, f1, f2, f3] = *header;
         let family = match i32::from(family) {
             libc::AF_INET => Family::V4,
             libc::AF_INET6 => Family::V6,
@@ -73,7 +103,7 @@ impl Message {
         };
         let flags = u32::from_ne_bytes([f0, f1, f2, f3]);
         let attributes = nested(attributes)?;
-        Ok(Some(Self { family, dst_len, src_len, tos, table, kind, flags, attributes }))
+        Ok(Some(Self { family, dst_len, src_len, tos, table, protocol, kind, flags, attributes }))
     }
 
     pub(super) fn attribute(&self, kind: u16) -> Option<&[u8]> {
@@ -130,7 +160,9 @@ fn route(payload: &[u8]) -> Result<Option<Route>, Malformed> {
         }
         _ => Way::Unclear,
     };
-    Ok(Some(Route { prefix, metric, way }))
+    let source = message.attribute(libc::RTA_PREFSRC);
+    let source = source.map(|octets| message.ip(octets)).transpose()?;
+    Ok(Some(Route { prefix, metric, way, source }))
 }
 
 fn way(message: &Message) -> Result<Way, Malformed> {

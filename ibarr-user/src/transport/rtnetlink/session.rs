@@ -239,7 +239,8 @@ impl Session {
             Ok(Some(event)) => {
                 self.counters.count(Counter::RtnetlinkEvent);
                 // Many events about routes mean no more than one.
-                if event != Input::RoutesChanged || inputs.last() != Some(&event) {
+                let is_same = matches!(event, Input::RoutesChanged | Input::OwnRoute);
+                if !is_same || inputs.last() != Some(&event) {
                     inputs.push(event);
                 }
             }
@@ -250,7 +251,7 @@ impl Session {
     fn happened(&self, frame: &Frame<'_>) -> Result<Option<Input>, Malformed> {
         Ok(match self.subject {
             Subject::Node => message::change(frame)?,
-            Subject::Routes => fib::is_change(frame)?.then_some(Input::RoutesChanged),
+            Subject::Routes => fib::change(frame)?,
             Subject::Neighbours => neigh::change(frame)?,
         })
     }

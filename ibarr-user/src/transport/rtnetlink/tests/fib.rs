@@ -6,7 +6,7 @@ use ibarr_proto::ip2gid::Family;
 use ibarr_proto::local_view::routing::{MAX_LISTED_ROUTES, Route, Way};
 use ibarr_proto::local_view::rules::{Action, Rule, Selects, Traffic};
 
-use super::super::fib::{Fib, is_change};
+use super::super::fib::{Fib, change};
 use super::story::{Story, done};
 use super::*;
 
@@ -21,7 +21,7 @@ fn tell_fib(datagrams: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Vec
         }
         for frame in frames(&datagram) {
             told.extend(Fib::parse(&frame.unwrap()).unwrap().map(|said| match said {
-                Fib::Route(Route { prefix, metric, way }) => match way {
+                Fib::Route(Route { prefix, metric, way, .. }) => match way {
                     Way::By { ifindex, gateway: None } => format!("{prefix} {metric} by {ifindex}"),
                     Way::By { ifindex, gateway: Some(gateway) } => {
                         format!("{prefix} {metric} by {ifindex} via {gateway}")
@@ -111,8 +111,13 @@ fn recorded_rules_and_routes_are_read() {
 fn recorded_changes_of_routes_and_rules_are_noticed() {
     let events = recorded(FIB).into_iter().skip_while(|(label, _)| !label.starts_with("ip "));
     let is_change =
-        |datagram: &[u8]| frames(datagram).all(|it| is_change(&it.unwrap()) == Ok(true));
+        |datagram: &[u8]| frames(datagram).all(|it| matches!(change(&it.unwrap()), Ok(Some(_))));
     assert!(events.clone().all(|(label, datagram)| is_change(&datagram) || label == "..."));
+    let changes = events.clone().flat_map(|(_, datagram)| {
+        frames(&datagram).map(|it| change(&it.unwrap()).unwrap()).collect::<Vec<_>>()
+    });
+    let own: Vec<_> = changes.flatten().filter(|it| *it != Input::RoutesChanged).collect();
+    assert_eq!(own, [const { Input::OwnRoute }; 6]);
     let told = tell_fib(events);
     let expected = [
         "ip route add 10.20.0.0/16 via 10.1.0.254",
@@ -237,7 +242,7 @@ impl Story {
 fn default_route() -> (Message, Route) {
     let way = Way::By { ifindex: index(5), gateway: None };
     let prefix = "0.0.0.0/0".parse().unwrap();
-    (rtmsg(2, 0, 1).with(Attr::u32(4, 5)), Route { prefix, metric: 0, way })
+    (rtmsg(2, 0, 1).with(Attr::u32(4, 5)), Route { prefix, metric: 0, way, source: None })
 }
 
 #[test]
@@ -275,6 +280,34 @@ fn dump_lists_rules_then_the_routes_of_each_family() {
     for kind in [104, 105] {
         story.hears(&[Message::new(kind, &[2, 0, 0, 0, 0, 0, 0, 0])]).says(&[Input::RoutesChanged]);
     }
+}
+
+#[test]
+fn only_the_kernels_own_route_of_an_address_is_told_apart() {
+    let address = [10, 1, 0, 9];
+    let event = |kind, header: [u8; 12]| {
+        let octets = if header[0] == 2 { address.to_vec() } else { vec![0xfd; 16] };
+        let bytes = Message::new(kind, &header).with(Attr::new(1, &octets)).bytes();
+        let frame = frames(&bytes).next().unwrap().unwrap();
+        change(&frame).unwrap().unwrap()
+    };
+    let of_ipv4 = [2, 32, 0, 0, 255, 2, 254, 2, 0, 0, 0, 0];
+    let of_ipv6 = [10, 128, 0, 0, 255, 2, 0, 2, 0, 0, 0, 0];
+    assert_eq!(event(24, of_ipv4), Input::OwnRoute);
+    assert_eq!(event(25, of_ipv4), Input::OwnRouteGone(address.into()));
+    assert_eq!([24, 25].map(|kind| event(kind, of_ipv6)), [Input::OwnRoute, Input::OwnRoute]);
+    // Of another length, table, maker or type.
+    for (at, other) in [(1, 24), (4, 254), (5, 3), (7, 3)] {
+        for (kind, mut header) in [(24, of_ipv4), (25, of_ipv4), (24, of_ipv6)] {
+            header[at] = other;
+            assert_eq!(event(kind, header), Input::RoutesChanged, "{header:?}");
+        }
+    }
+    // The table of the attribute counts.
+    let table = Message::new(24, &of_ipv4).with(Attr::u32(15, 300));
+    let bytes = table.with(Attr::new(1, &address)).bytes();
+    let frame = frames(&bytes).next().unwrap().unwrap();
+    assert_eq!(change(&frame), Ok(Some(Input::RoutesChanged)));
 }
 
 #[test]
