@@ -191,16 +191,7 @@ impl Lab {
     ) -> Result<Duration> {
         let node = self.state.plan.nodes.iter().find(|node| node.name == name);
         let node = node.with_context(|| format!("no node {name}"))?.clone();
-        if let Some(at) = self.state.daemons.iter().position(|daemon| daemon.node == name) {
-            let Daemon { process, .. } = self.state.daemons.remove(at);
-            let _ = kill(Pid::from_raw(process.pid.try_into()?), Signal::SIGTERM);
-            let deadline = Instant::now() + END_WITHIN;
-            while process.is_running() {
-                ensure!(Instant::now() < deadline, "{name}: ibarr does not end at SIGTERM");
-                interrupt.sleep(Duration::from_millis(2))?;
-                self.children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
-            }
-        }
+        self.end(name, interrupt)?;
         let daemon = Starting::spawn(
             &node,
             self.files(&node),
@@ -212,6 +203,24 @@ impl Lab {
         let (child, took) = daemon.wait_ready(Instant::now() + READY_WITHIN, interrupt)?;
         self.children.push(child);
         Ok(took)
+    }
+
+    /// Ends the daemon of a node, if it has one.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub fn end(&mut self, name: NodeName, interrupt: &Interrupt) -> Result<()> {
+        if let Some(at) = self.state.daemons.iter().position(|daemon| daemon.node == name) {
+            let Daemon { process, .. } = self.state.daemons.remove(at);
+            let _ = kill(Pid::from_raw(process.pid.try_into()?), Signal::SIGTERM);
+            let deadline = Instant::now() + END_WITHIN;
+            while process.is_running() {
+                ensure!(Instant::now() < deadline, "{name}: ibarr does not end at SIGTERM");
+                interrupt.sleep(Duration::from_millis(2))?;
+                self.children.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
+            }
+        }
+        Ok(())
     }
 
     /// The bpffs with a directory for each node's pins.
