@@ -157,7 +157,9 @@ impl Hops {
         hop.flights.insert(flight, None);
         // A coarse timer of the driver does not lower the pace; a long sleep is not made up for.
         let late = now.since(due);
-        hop.turn_began = Some(if late < self.limits.round { due } else { now });
+        let began = if late < self.limits.round { due } else { now };
+        hop.turn_began = Some(began);
+        hop.cold_from.get_or_insert(began);
         self.set_timer(route);
         Some(flight)
     }
@@ -377,6 +379,23 @@ mod tests {
         }
         assert_eq!(sent_at[..6], [0, 20, 40, 60, 80, 100]);
         assert_eq!(sent_at.len(), 200);
+    }
+
+    #[test]
+    fn burst_within_a_turn_of_an_ended_question_ends_within_a_round() {
+        let limits = Limits { round: ms(500), ..LIMITS };
+        let mut hops = Hops::new(limits, Seeded::new(&mut ChaCha12Rng::seed_from_u64(1)));
+        hops.join(route(1), FlightId(1));
+        hops.heard(at(0), route(1));
+        assert!(hops.may_send(at(500), route(1), FlightId(1), 0));
+        hops.leave(route(1), FlightId(1));
+        for n in 2..=200 {
+            hops.join(route(1), FlightId(n));
+            assert!(!hops.may_send(at(510), route(1), FlightId(n), 0));
+        }
+        let sent = (510..=1020).flat_map(|time| std::iter::repeat_n(time, 200));
+        let sent = sent.filter(|&time| hops.next_turn(at(time)).is_some()).count();
+        assert_eq!(sent, 199);
     }
 
     #[test]
