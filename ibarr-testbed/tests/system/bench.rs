@@ -69,7 +69,7 @@ fn preload_bench_reads_every_host_and_path() {
 
 #[test]
 fn addresses_bench_sees_the_daemon_answer_for_the_last_of_them() {
-    assert_eq!(quick("addresses", "to that of `ip monitor`"), 1);
+    assert_eq!(quick("addresses", "to that of `ip monitor`"), 2);
 }
 
 #[test]
