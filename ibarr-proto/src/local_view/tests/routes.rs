@@ -371,7 +371,7 @@ fn every_event_that_may_change_routes_causes_a_dump() {
 }
 
 #[test]
-fn address_has_routes_read_again_only_if_one_may_go_without_an_event() {
+fn address_has_routes_read_again_if_one_may_go_silently() {
     let mut story = story();
     let rereads = |story: &mut Story, events: &[Input]| {
         story.routes(["10.0.0.0/8 by 1 src 10.9.0.1", "10.1.0.0/16 by 1"]);
