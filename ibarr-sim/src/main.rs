@@ -46,7 +46,10 @@ fn main() -> ExitCode {
         let plan = sa_load::Plan { seed: seed.unwrap_or_default(), steady, ..plan };
         let mut holds = true;
         for port_events in [sa_load::PortEvents::Received, sa_load::PortEvents::Absent] {
-            let report = sa_load::run_all(sa_load::Plan { port_events, ..plan });
+            let report =
+                sa_load::run_all(sa_load::Plan { port_events, ..plan }, |subnet, event| {
+                    eprintln!("{} nodes, seed {}: {event}", subnet.nodes, subnet.seed);
+                });
             println!("{report}");
             holds &= report.exceeded().next().is_none();
         }

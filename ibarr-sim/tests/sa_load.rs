@@ -11,7 +11,7 @@ use ibarr_sim::sa_load::{Plan, PortEvents, run};
 #[test]
 fn nodes_put_no_more_load_on_an_sa_than_allowed() {
     for port_events in [PortEvents::Received, PortEvents::Absent] {
-        let report = run(Plan { port_events, ..Plan::new(60) });
+        let report = run(Plan { port_events, ..Plan::new(60) }, |_, _| ());
         println!("{report}");
         assert_eq!(report.bounds.len(), 19);
         assert_eq!(report.exceeded().count(), 0);
@@ -48,7 +48,7 @@ fn nodes_that_break_a_rule_exceed_its_bound() {
         ),
     ];
     for (plan, rules) in broken.into_iter().chain(stale(Plan { nodes: 40, ..quick })) {
-        let report = run(plan);
+        let report = run(plan, |_, _| ());
         for rule in rules {
             let is_found = report.exceeded().any(|bound| bound.what.contains(rule));
             assert!(is_found, "{rule}:\n{report}");

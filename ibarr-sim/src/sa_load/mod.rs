@@ -221,10 +221,13 @@ pub struct Report {
     pub bounds: Vec<Bound>,
 }
 
-/// Runs the simulation.
-pub fn run(plan: Plan) -> Report {
+/// Runs the simulation. `begins` is told of each event: a large subnet takes minutes for one.
+pub fn run(plan: Plan, begins: impl Fn(&Plan, Event)) -> Report {
     let mut cluster = Cluster::new(plan);
-    let phases = Event::ALL.map(|event| Phase { event, seconds: cluster.run(event) });
+    let phases = Event::ALL.map(|event| {
+        begins(&plan, event);
+        Phase { event, seconds: cluster.run(event) }
+    });
     let phases: Vec<_> = phases.into();
     let bounds = bounds(&plan, &phases);
     Report { plan, subnets: 1, phases, bounds }
@@ -232,7 +235,8 @@ pub fn run(plan: Plan) -> Report {
 
 /// Runs each subnet of the plan by itself: nodes ask only the SA of their own. The load is that on
 /// all SAs together, and each bound that of the subnet that comes closest to it.
-pub fn run_all(plan: Plan) -> Report {
+pub fn run_all(plan: Plan, begins: impl Fn(&Plan, Event)) -> Report {
+    let run = |plan| run(plan, &begins);
     let all = plan.subnets().map(run).reduce(Report::beside).unwrap_or_else(|| run(plan));
     Report { plan: Plan { seed: plan.seed, ..all.plan }, ..all }
 }
