@@ -11,6 +11,7 @@ use std::{env, fs, io};
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use ibarr_common::ib::Gid;
 use ibarr_testbed::interrupt::Interrupt;
 use ibarr_testbed::lab::{self, Lab, LabName, Phase, Plan, Status, Store, userns};
 use ibarr_testbed::{bench, crowd, demo, monitor};
@@ -110,6 +111,14 @@ enum BenchCommand {
     Fleet(Measurement),
     /// Time and memory to know a fabric from files
     Preload(Measurement),
+    /// CPU time of a node for an answer to a peer, to that of the calls of the C ibarr
+    Answers(Measurement),
+    /// A server for comparison, with the system calls of the C ibarr
+    #[command(hide = true)]
+    LikeC {
+        #[arg(long)]
+        gid: Gid,
+    },
     /// An echo server for comparison
     #[command(hide = true)]
     Echo {
@@ -282,6 +291,8 @@ fn run_bench(store: &Store, userns: bool, command: BenchCommand) -> Result<ExitC
         BenchCommand::Resolve(how) => how.take(store, userns, bench::resolve)?,
         BenchCommand::Paths(how) => how.take(store, userns, bench::paths)?,
         BenchCommand::Responder(how) => how.take(store, false, bench::responder)?,
+        BenchCommand::Answers(how) => how.take(store, false, bench::answers)?,
+        BenchCommand::LikeC { gid } => match bench::like_c::serve(gid)? {},
         BenchCommand::Addresses(how) => how.take(store, false, bench::addresses)?,
         BenchCommand::Instructions { steady, system_calls, how } => {
             let what = match (steady, system_calls) {

@@ -22,6 +22,8 @@ pub(super) struct Load {
     target: IpAddr,
     /// The last bytes of each right answer.
     ending: Vec<u8>,
+    /// Whether queries cross the network in datagrams of their own.
+    is_single: bool,
 }
 
 impl Load {
@@ -42,7 +44,12 @@ impl Load {
             });
             sockets.collect::<std::io::Result<Vec<_>>>().context("cannot open sockets")
         })?;
-        Ok(Self { sockets, target: server.ip(), ending: ending.to_vec() })
+        Ok(Self { sockets, target: server.ip(), ending: ending.to_vec(), is_single: false })
+    }
+
+    /// The same client, whose queries programs in the kernel can read: each crosses the network in a datagram of its own.
+    pub(super) fn datagram_by_datagram(self) -> Self {
+        Self { is_single: true, ..self }
     }
 
     /// Keeps [`WINDOW`] queries in flight on each socket for `time`, or longer until there is an answer.
@@ -67,7 +74,7 @@ impl Load {
                 if received > 0 {
                     last_answer = Instant::now();
                 }
-                state.send(socket, query.as_ref())?;
+                state.send(socket, query.as_ref(), self.is_single)?;
             }
             if last_answer.elapsed() > LOST_AFTER {
                 interrupt.check()?;
@@ -140,9 +147,15 @@ impl Loop {
     /// Fills the window, as soon as enough queries are missing. They cross the network as one datagram,
     /// which the kernel splits at the server's socket (`UDP_SEGMENT`). This makes the load cheaper than the
     /// server.
-    fn send(&mut self, socket: &UdpSocket, query: &[u8]) -> Result<()> {
+    fn send(&mut self, socket: &UdpSocket, query: &[u8], is_single: bool) -> Result<()> {
         let missing = WINDOW - self.under_way;
         if missing < WINDOW / 4 {
+            return Ok(());
+        }
+        if is_single {
+            while self.under_way < WINDOW && socket.send(query).is_ok() {
+                self.under_way += 1;
+            }
             return Ok(());
         }
         let segment = u16::try_from(query.len())?;

@@ -7,11 +7,14 @@
 
 pub mod acm_echo;
 pub mod echo;
+pub mod like_c;
 
 mod acm;
 mod addresses;
+mod answers;
 mod cache;
 mod fleet;
+mod flood;
 mod instructions;
 mod load;
 mod local_service;
@@ -38,6 +41,7 @@ use report::{Round, Target};
 
 pub use acm::{What, acm, clients as acm_clients};
 pub use addresses::addresses;
+pub use answers::answers;
 pub use fleet::fleet;
 pub use instructions::{Counted, instructions};
 pub use local_service::echo as echo_local_service;

@@ -62,7 +62,7 @@ impl Round {
         self.answers / self.wall.as_secs_f64()
     }
 
-    fn rate_per_cpu(&self) -> f64 {
+    pub(super) fn rate_per_cpu(&self) -> f64 {
         self.answers / self.cpu.as_secs_f64()
     }
 }

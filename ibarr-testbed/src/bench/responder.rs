@@ -243,7 +243,7 @@ fn peer(number: u32, ipv6: bool) -> IpAddr {
 }
 
 /// A query from `source` for `target`, in an Ethernet frame to `lo`.
-fn frame(source: IpAddr, target: IpAddr) -> Result<Vec<u8>> {
+pub(super) fn frame(source: IpAddr, target: IpAddr) -> Result<Vec<u8>> {
     let query = Query::new(Version::V1, MsgId(7), target).context("no node can have it")?.emit();
     let payload = query.as_ref();
     let length = u16::try_from(8 + payload.len())?.to_be_bytes();
