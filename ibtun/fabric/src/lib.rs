@@ -12,6 +12,7 @@
 pub mod ibsim;
 pub mod ibtun;
 pub mod pcap;
+pub mod remote;
 pub mod topology;
 pub mod wire;
 
