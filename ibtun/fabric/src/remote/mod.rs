@@ -18,6 +18,8 @@
 
 mod address;
 mod datagram;
+mod host;
+mod hosts;
 mod key;
 mod message;
 mod session;
@@ -28,6 +30,8 @@ use std::time::Duration;
 
 pub use address::{Address, AddressError};
 pub use datagram::MAX_DATAGRAM;
+pub use host::{Event, Host};
+pub use hosts::Hosts;
 pub use key::{Key, MIN_KEY_LEN, ShortKey};
 pub use message::Message;
 
