@@ -17,7 +17,10 @@ mod other;
 mod storage;
 pub(crate) mod there;
 
+use std::fs::File;
+use std::io::Write as _;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
@@ -52,9 +55,14 @@ const STANDBY: [&str; 2] = ["--priority", "1"];
 
 const TOPOLOGY: &str = "/etc/rig/cluster";
 
-/// Loads the modules of this scenario, and sets the Ethernet link up.
+/// The key that the fabric and its other host share.
+const KEY: &str = "/run/fabric.key";
+
+/// Loads the modules of this scenario, sets the Ethernet link up, and writes the key.
 fn link(address: Ipv4Addr) -> Result<()> {
     init::load("/later")?;
+    let key = File::options().write(true).create_new(true).mode(0o600).open(KEY);
+    key?.write_all(b"the key of both guests")?;
     ip(Place::Here, "link set lo up")?;
     ip(Place::Here, &format!("address add {address}/24 dev eth0"))?;
     // The largest packet of InfiniBand fits.
@@ -148,7 +156,7 @@ impl Cluster {
         let capture = format!("{}/fabric.pcap", rig::RESULTS);
         let listen = format!("udp:{FIRST}:7471");
         let words = ["ibfab", "run", TOPOLOGY, "--device", "A,R", "--listen", &listen];
-        let words = [&words[..], &["--capture", &capture]].concat();
+        let words = [&words[..], &["--key", KEY, "--capture", &capture]].concat();
         let fabric = spawn("ibfab", Place::Here, &words)?;
         eventually(|| rig::run(Place::Here, &["ip", "link", "show", "ib2"]))?;
         let opensm = rig::opensm_at(Place::Here, A_PORT, &MASTER)?;

@@ -7,7 +7,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{B_PORT, FIRST, OTHER, STANDBY, TOPOLOGY, link, there};
+use super::{B_PORT, FIRST, KEY, OTHER, STANDBY, TOPOLOGY, link, there};
 use crate::OWN;
 use crate::rig::{self, Ibarr, Place, Process, eventually, ip, spawn};
 
@@ -45,7 +45,7 @@ impl Programs {
     pub(super) fn start() -> Result<Self> {
         let boot = eventually(boot)?;
         let fabric = format!("udp:{FIRST}:7471");
-        let join = ["ibfab", "join", &fabric, TOPOLOGY, "B"];
+        let join = ["ibfab", "join", &fabric, TOPOLOGY, "B", "--key", KEY];
         let join = spawn("other-ibfab", Place::Other, &join)?;
         let opensm = rig::opensm_at(Place::Other, B_PORT, &STANDBY)?;
         Ok(Self { join, opensm, daemon: None, boot })

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use ibarr_fabric::remote::Address;
 
 use crate::generate::{ExportArgs, Shape};
 use crate::show::Command as Request;
@@ -46,10 +47,13 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "devices")]
     pub(crate) umad2sim: Option<String>,
     /// Let hosts join at udp:ADDRESS:PORT or unix:PATH. A host may be any channel adapter that is
-    /// not a device of this machine; its links are down until it joins. Any program that can send
-    /// there is trusted
+    /// not a device of this machine; its links are down until it joins. Without --key, ADDRESS must
+    /// be of this machine alone, and any program that can send there is trusted
     #[arg(long, value_name = "ADDRESS", conflicts_with = "umad2sim")]
-    pub(crate) listen: Option<String>,
+    pub(crate) listen: Option<Address>,
+    /// File with the key of the hosts that may join: 16 bytes or more, readable by its owner alone
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    pub(crate) key: Option<PathBuf>,
     /// Write the packets that cross links to a file for Wireshark
     #[arg(long, value_name = "FILE")]
     pub(crate) capture: Option<PathBuf>,
@@ -65,7 +69,7 @@ pub(crate) struct RunArgs {
 pub(crate) struct JoinArgs {
     /// Address of the fabric: udp:ADDRESS:PORT or unix:PATH
     #[arg(value_name = "ADDRESS")]
-    pub(crate) fabric: String,
+    pub(crate) fabric: Address,
     /// Topology file of the fabric
     #[arg(value_name = "TOPOLOGY")]
     pub(crate) topology: PathBuf,
@@ -74,7 +78,10 @@ pub(crate) struct JoinArgs {
     pub(crate) node: String,
     /// Own address [default: any]
     #[arg(long, value_name = "ADDRESS")]
-    pub(crate) bind: Option<String>,
+    pub(crate) bind: Option<Address>,
+    /// File with the key of the fabric, readable by its owner alone
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
     /// Device file of ibtun, which makes channel adapters
     #[arg(long, value_name = "FILE", default_value = "/dev/ibtun")]
     pub(crate) ibtun: PathBuf,

@@ -14,6 +14,7 @@ mod remote;
 mod run;
 mod show;
 mod simulator;
+mod socket;
 mod sys;
 mod trace;
 

@@ -20,7 +20,7 @@ use crate::capture::Capture;
 use crate::cli::RunArgs;
 use crate::control::Control;
 use crate::device::{BUFFER_LEN, Device, Record};
-use crate::remote::Hosts;
+use crate::remote::Remote;
 use crate::show::{self, Action};
 use crate::simulator::Simulator;
 use crate::trace::Traces;
@@ -44,9 +44,7 @@ struct Engine {
     fabric: Fabric,
     devices: Vec<(NodeId, Device)>,
     simulator: Option<Simulator>,
-    hosts: Option<Hosts>,
-    /// Nodes that may have a remote host.
-    joinable: Vec<NodeId>,
+    remote: Option<Remote>,
     capture: Option<Capture>,
     traces: Traces,
     control: Control,
@@ -57,12 +55,13 @@ impl Engine {
     fn new(args: &RunArgs, topology: Topology, control: Control) -> anyhow::Result<Self> {
         let now = boot_time()?;
         let simulator = args.umad2sim.as_deref().map(Simulator::listen).transpose()?;
-        let hosts = args.listen.as_deref().map(Hosts::listen).transpose()?;
+        let listen = |at| Remote::listen(at, args.key.as_deref());
+        let mut remote = args.listen.as_ref().map(listen).transpose()?;
         let capture = args.capture.as_deref().map(|path| Capture::create(path, now)).transpose()?;
         let mut fabric = Fabric::new(topology, args.seed);
         fabric.set_capture(capture.is_some());
 
-        let local = chosen(&fabric, &args.devices, hosts.is_some())?;
+        let local = chosen(&fabric, &args.devices, remote.is_some())?;
         let mut devices = Vec::new();
         for &node in &local {
             let built = fabric.topology().node(node).filter(|_| simulator.is_none());
@@ -75,14 +74,14 @@ impl Engine {
         for &node in &local {
             fabric.handle_input(now, Input::Attach(node));
         }
-        let mut joinable = if hosts.is_some() { adapters(&fabric) } else { Vec::new() };
-        joinable.retain(|node| !local.contains(node));
-        for &node in &joinable {
-            fabric.handle_input(now, Input::Detach(node));
+        if let Some(remote) = &mut remote {
+            let mut nodes = adapters(&fabric);
+            nodes.retain(|node| !local.contains(node));
+            remote.admit(&mut fabric, now, &nodes);
         }
         let buffer = vec![0; BUFFER_LEN];
         let traces = Traces::default();
-        Ok(Self { fabric, devices, simulator, hosts, joinable, capture, traces, control, buffer })
+        Ok(Self { fabric, devices, simulator, remote, capture, traces, control, buffer })
     }
 
     fn run(mut self) -> anyhow::Result<()> {
@@ -106,9 +105,8 @@ impl Engine {
         if let Some(simulator) = &mut self.simulator {
             simulator.read(&mut self.fabric, now);
         }
-        if let Some(hosts) = &mut self.hosts {
-            hosts.read(&mut self.fabric, now, &self.joinable);
-            hosts.forget_silent(&mut self.fabric, now);
+        if let Some(remote) = &mut self.remote {
+            remote.read(&mut self.fabric, now);
         }
         self.serve(now);
         Ok(())
@@ -116,9 +114,9 @@ impl Engine {
 
     /// Does what clients of the control socket ask.
     fn serve(&mut self, now: Instant) {
-        let Self { fabric, devices, traces, control, .. } = self;
+        let Self { fabric, devices, remote, traces, control, .. } = self;
         while let Some((stream, filter)) = control.serve(|words| {
-            let (text, action) = show::answer(fabric, words)?;
+            let (text, action) = show::answer(fabric, remote.as_ref(), words)?;
             let mut filter = None;
             match action {
                 Some(Action::Fault(fault)) => fabric.handle_input(now, Input::Fault(fault)),
@@ -144,8 +142,8 @@ impl Engine {
         while let Some(Event::Port { port, config, reregister }) = self.fabric.poll_event() {
             if let Some((_, device)) = self.devices.iter().find(|(node, _)| *node == port.node) {
                 device.configure(port.number, &config, reregister)?;
-            } else if let Some(hosts) = &self.hosts {
-                hosts.configure(port, &config, reregister);
+            } else if let Some(remote) = &mut self.remote {
+                remote.configure(port, &config, reregister);
             }
         }
         while let Some((port, packet)) = self.fabric.poll_transmit() {
@@ -154,8 +152,8 @@ impl Engine {
                 device.write(port.number, &packet)?;
             } else if let Some(simulator) = &mut self.simulator {
                 simulator.write(&mut self.fabric, boot_time()?, port, &packet);
-            } else if let Some(hosts) = &self.hosts {
-                hosts.write(port, &packet);
+            } else if let Some(remote) = &mut self.remote {
+                remote.write(port, &packet);
             }
         }
         self.devices.iter_mut().try_for_each(|(_, device)| device.flush())?;
@@ -173,8 +171,8 @@ impl Engine {
 
     /// Sleeps until a descriptor is readable or a timer is due.
     fn wait(&self) -> anyhow::Result<()> {
-        let hosts = self.hosts.as_ref().and_then(Hosts::poll_timeout);
-        let timeout = match self.fabric.poll_timeout().into_iter().chain(hosts).min() {
+        let remote = self.remote.as_ref().and_then(Remote::poll_timeout);
+        let timeout = match self.fabric.poll_timeout().into_iter().chain(remote).min() {
             None => PollTimeout::NONE,
             Some(due) => {
                 // Rounded up, so that the timer is due after the sleep.
@@ -184,11 +182,11 @@ impl Engine {
         };
         let devices = self.devices.iter().map(|(_, device)| device.as_fd());
         let simulator = self.simulator.iter().flat_map(Simulator::fds);
-        let hosts = self.hosts.iter().map(Hosts::as_fd);
+        let remote = self.remote.iter().map(Remote::as_fd);
         let control = std::iter::once(self.control.as_fd());
         let mut fds: Vec<_> = devices
             .chain(simulator)
-            .chain(hosts)
+            .chain(remote)
             .chain(control)
             .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
             .chain(self.traces.fds().map(|fd| PollFd::new(fd, PollFlags::POLLOUT)))

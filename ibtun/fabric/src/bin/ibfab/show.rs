@@ -14,6 +14,7 @@ use ibarr_fabric::wire::smp::{NodeType, PortState};
 use ibarr_fabric::{Fabric, Fault, LinkFault};
 
 use crate::generate::{self, ExportArgs};
+use crate::remote::Remote;
 use crate::trace::TraceArgs;
 
 /// A request to a running fabric.
@@ -178,10 +179,14 @@ fn share(text: &str) -> Result<u32, String> {
 /// The answer to the words of a request.
 pub(crate) fn answer(
     fabric: &mut Fabric,
+    remote: Option<&Remote>,
     words: &[String],
 ) -> anyhow::Result<(String, Option<Action>)> {
     match Request::try_parse_from(words)?.command {
-        Command::Show(args) => Ok((show(fabric, &args)?, None)),
+        Command::Show(args) => {
+            let remote = remote.map_or_else(String::new, |remote| remote.show(fabric));
+            Ok((show(fabric, &args)? + &remote, None))
+        }
         Command::Export(_) => Ok((generate::running(fabric), None)),
         Command::Trace(args) => Ok((String::new(), Some(Action::Trace(args)))),
         Command::Fault(FaultCommand::QueuePair(args)) => {
