@@ -314,6 +314,11 @@ static long ibtun_ioctl_create(struct ibtun_file *own, void __user *argument)
 	if (copy_from_user(&create, argument, sizeof(create)))
 		return -EFAULT;
 	err = ibtun_check_create(&create);
+	if (err == -EPROTONOSUPPORT) {
+		struct ibtun_create __user *user = argument;
+
+		return put_user((u32)IBTUN_VERSION, &user->version) ? -EFAULT : err;
+	}
 	if (err)
 		return err;
 	mutex_lock(&own->creating);

@@ -35,10 +35,15 @@ impl Ibtun {
     /// `IBTUN_CREATE`. Returns the structure as the kernel filled it in.
     pub(crate) fn create(&self, create: &Create) -> io::Result<Create> {
         let mut create = *create;
+        self.create_with(&mut create).map(|()| create)
+    }
+
+    /// `IBTUN_CREATE`. The kernel fills in the structure, also if it refuses.
+    pub(crate) fn create_with(&self, create: &mut Create) -> io::Result<()> {
         // SAFETY: IBTUN_CREATE reads and writes one `struct ibtun_create`, which `Create` is, and
         // there is no other reference to this one.
-        unsafe { raw::create(self.file.as_raw_fd(), &raw mut create) }?;
-        Ok(create)
+        unsafe { raw::create(self.file.as_raw_fd(), create) }?;
+        Ok(())
     }
 
     pub(crate) fn set_port(&self, port: &Port) -> io::Result<()> {

@@ -2,7 +2,7 @@
 
 //! Arguments that the module must refuse: a table for each kind, with one wrong field in each line.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use nix::errno::Errno;
 
 use super::{active, create, is_refused, returned};
@@ -16,8 +16,6 @@ pub(super) fn creates() -> Result<()> {
         create
     };
     for (what, create, errno) in [
-        ("version 0", wrong(|create| create.version = 0), Errno::EPROTONOSUPPORT),
-        ("version 2", wrong(|create| create.version = 2), Errno::EPROTONOSUPPORT),
         ("no port", wrong(|create| create.ports = 0), Errno::EINVAL),
         ("17 ports", wrong(|create| create.ports = 17), Errno::EINVAL),
         ("a port without GUID", wrong(|create| create.port_guid[1] = [0; 8]), Errno::EINVAL),
@@ -32,6 +30,12 @@ pub(super) fn creates() -> Result<()> {
         ("a name", wrong(|create| create.name[0] = 65), Errno::EINVAL),
     ] {
         is_refused(Ibtun::open()?.create(&create), errno, what)?;
+    }
+    for version in [0, u32::from(sys::VERSION) + 1, u32::MAX] {
+        let mut create = Create { version, ..good };
+        let outcome = Ibtun::open()?.create_with(&mut create);
+        is_refused(outcome, Errno::EPROTONOSUPPORT, &format!("version {version}"))?;
+        ensure!(create == Create { version: sys::VERSION.into(), ..good }, "{create:?}");
     }
     Ok(())
 }

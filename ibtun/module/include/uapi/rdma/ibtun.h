@@ -79,13 +79,14 @@ struct ibtun_capabilities {
 
 /*
  * Makes the HCA. EBUSY if the descriptor has one, EPERM without
- * CAP_NET_ADMIN, EPROTONOSUPPORT for another version.
+ * CAP_NET_ADMIN, EPROTONOSUPPORT for another version: version then is that of
+ * the module.
  *
  * Its ports are down and have LID 0, the prefix fe80::/64 and the P_Key
  * 0xffff until IBTUN_SET_PORT and its like say otherwise.
  */
 struct ibtun_create {
-	__u32 version;		/* IBTUN_VERSION */
+	__u32 version;		/* IBTUN_VERSION; out, if it is another: its own */
 	__u8 ports;		/* 1..IBTUN_MAX_PORTS */
 	__u8 mtu;		/* largest: 1..5 for 256..4096 bytes, 0: 5 */
 	__u16 pkeys;		/* size of each P_Key table, 0: 32 */
