@@ -66,7 +66,7 @@ pub struct Record {
 }
 
 /// `struct ibtun_create`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(C)]
 pub struct Create {
     pub version: u32,

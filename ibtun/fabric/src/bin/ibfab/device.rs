@@ -79,7 +79,8 @@ impl Device {
         let description = node.description.bytes().take(63);
         create.node_desc.iter_mut().zip(description).for_each(|(to, from)| *to = from);
         sys::create(file.as_fd(), &mut create)
-            .with_context(|| format!("cannot make a device of {name}: root is needed"))?;
+            .map_err(|errno| refusal(errno, create.version))
+            .with_context(|| format!("cannot make a device of {name}"))?;
         let device = create.name.split(|&byte| byte == 0).next().unwrap_or_default();
         Ok(Self { file, name: String::from_utf8_lossy(device).into_owned(), unwritten: Vec::new() })
     }
@@ -148,6 +149,30 @@ impl AsFd for Device {
     }
 }
 
+/// Why the module makes no device. It then says which version it speaks, unless it is too old to.
+fn refusal(errno: Errno, module: u32) -> anyhow::Error {
+    let own = u32::from(VERSION);
+    match errno {
+        Errno::EPERM => anyhow!("root is needed"),
+        Errno::EPROTONOSUPPORT if module > own => anyhow!(
+            "the module ibtun speaks version {module}, and this ibfab {own}: install the ibfab of \
+             the module's release"
+        ),
+        Errno::EPROTONOSUPPORT => {
+            let module = if module < own {
+                format!("version {module}")
+            } else {
+                "another version".to_owned()
+            };
+            anyhow!(
+                "the module ibtun speaks {module}, and ibfab needs {own}: install the module of \
+                 this ibfab's release, then `modprobe -r ibtun` and `modprobe ibtun`"
+            )
+        }
+        errno => anyhow!("{errno}"),
+    }
+}
+
 fn port_info(port: u8, config: &PortConfig) -> ibtun::Port {
     ibtun::Port {
         port,
@@ -209,7 +234,8 @@ impl<'a> Iterator for Records<'a> {
     fn next(&mut self) -> Option<Record<'a>> {
         loop {
             let (header, _) = ibtun::Record::read_from_prefix(self.0).ok()?;
-            let length = usize::try_from(header.length).ok()?;
+            let length =
+                usize::try_from(header.length).ok().filter(|_| header.version == VERSION)?;
             let body = self.0.get(size_of::<ibtun::Record>()..length)?;
             self.0 = self.0.get(length..)?;
             let port = PortNum::new(header.port)?;
@@ -225,5 +251,40 @@ impl<'a> Iterator for Records<'a> {
                 _ => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn module_of_another_version_is_named() {
+        let own = u32::from(VERSION);
+        for (module, expected) in [
+            (
+                own - 1,
+                format!("speaks version {}, and ibfab needs {own}: install the module", own - 1),
+            ),
+            (own, format!("speaks another version, and ibfab needs {own}: install the module")),
+            (
+                own + 1,
+                format!("speaks version {}, and this ibfab {own}: install the ibfab", own + 1),
+            ),
+        ] {
+            let said = refusal(Errno::EPROTONOSUPPORT, module).to_string();
+            assert!(said.contains(&expected), "{said}");
+        }
+        assert_eq!(refusal(Errno::EPERM, own).to_string(), "root is needed");
+        assert!(refusal(Errno::EINVAL, own).to_string().contains("EINVAL"));
+    }
+
+    #[test]
+    fn record_of_another_version_ends_the_records() {
+        let mut bytes = Vec::new();
+        push_record(&mut bytes, PortNum::new(1).unwrap(), PACKET, b"packet");
+        assert_eq!(Records(&bytes).count(), 1);
+        bytes[0] = VERSION + 1;
+        assert_eq!(Records(&bytes).count(), 0);
     }
 }
