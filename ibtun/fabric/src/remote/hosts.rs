@@ -48,6 +48,11 @@ impl Hosts {
         self.challenges.insert(node, self.rng.next_u64());
     }
 
+    /// Whether the node may have a host.
+    pub fn may_have(&self, node: NodeId) -> bool {
+        self.challenges.contains_key(&node)
+    }
+
     /// The nodes whose hosts have joined, and where these are.
     pub fn present(&self) -> impl Iterator<Item = (NodeId, &Address)> {
         self.present.iter().map(|host| (host.node, &host.address))

@@ -49,8 +49,12 @@ pub(crate) struct RunArgs {
     /// Let hosts join at udp:ADDRESS:PORT or unix:PATH. A host may be any channel adapter that is
     /// not a device of this machine; its links are down until it joins. Without --key, ADDRESS must
     /// be of this machine alone, and any program that can send there is trusted
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "umad2sim")]
+    #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<Address>,
+    /// Channel adapters whose hosts may join; the others are nodes without a host, which answer
+    /// subnet managers, or those of --umad2sim [default: all that are not devices]
+    #[arg(long = "host", value_name = "NODE", value_delimiter = ',', requires = "listen")]
+    pub(crate) hosts: Vec<String>,
     /// File with the key of the hosts that may join: 16 bytes or more, readable by its owner alone
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) key: Option<PathBuf>,

@@ -40,6 +40,11 @@ impl Remote {
         }
     }
 
+    /// Whether the node may have a host elsewhere.
+    pub(crate) fn may_have(&self, node: NodeId) -> bool {
+        self.hosts.may_have(node)
+    }
+
     /// When [`Remote::read`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.hosts.poll_timeout()

@@ -61,7 +61,7 @@ impl Engine {
         let mut fabric = Fabric::new(topology, args.seed);
         fabric.set_capture(capture.is_some());
 
-        let local = chosen(&fabric, &args.devices, remote.is_some())?;
+        let (local, elsewhere) = chosen(&fabric, args)?;
         let mut devices = Vec::new();
         for &node in &local {
             let built = fabric.topology().node(node).filter(|_| simulator.is_none());
@@ -75,9 +75,7 @@ impl Engine {
             fabric.handle_input(now, Input::Attach(node));
         }
         if let Some(remote) = &mut remote {
-            let mut nodes = adapters(&fabric);
-            nodes.retain(|node| !local.contains(node));
-            remote.admit(&mut fabric, now, &nodes);
+            remote.admit(&mut fabric, now, &elsewhere);
         }
         let buffer = vec![0; BUFFER_LEN];
         let traces = Traces::default();
@@ -148,12 +146,13 @@ impl Engine {
         }
         while let Some((port, packet)) = self.fabric.poll_transmit() {
             let device = self.devices.iter_mut().find(|(node, _)| *node == port.node);
+            let remote = self.remote.as_mut().filter(|remote| remote.may_have(port.node));
             if let Some((_, device)) = device {
                 device.write(port.number, &packet)?;
+            } else if let Some(remote) = remote {
+                remote.write(port, &packet);
             } else if let Some(simulator) = &mut self.simulator {
                 simulator.write(&mut self.fabric, boot_time()?, port, &packet);
-            } else if let Some(remote) = &mut self.remote {
-                remote.write(port, &packet);
             }
         }
         self.devices.iter_mut().try_for_each(|(_, device)| device.flush())?;
@@ -203,21 +202,42 @@ fn adapters(fabric: &Fabric) -> Vec<NodeId> {
     nodes.filter(|(_, node)| node.kind == NodeType::ChannelAdapter).map(|(id, _)| id).collect()
 }
 
-/// The channel adapters that become devices: the named ones; without names all, unless hosts may
-/// join.
-fn chosen(fabric: &Fabric, names: &[String], has_hosts: bool) -> anyhow::Result<Vec<NodeId>> {
-    let adapters = adapters(fabric);
-    if names.is_empty() {
-        return Ok(if has_hosts { Vec::new() } else { adapters });
+/// The channel adapters whose hosts are here, and those whose hosts may join.
+fn chosen(fabric: &Fabric, args: &RunArgs) -> anyhow::Result<(Vec<NodeId>, Vec<NodeId>)> {
+    let others = |than: &[NodeId]| {
+        let mut nodes = adapters(fabric);
+        nodes.retain(|node| !than.contains(node));
+        nodes
+    };
+    let (devices, hosts) = (named(fabric, &args.devices)?, named(fabric, &args.hosts)?);
+    let is_simulated = args.umad2sim.is_some();
+    if is_simulated && args.listen.is_some() && hosts.is_empty() {
+        bail!("all nodes are those of --umad2sim: name those whose hosts may join by --host");
     }
-    names
-        .iter()
-        .map(|name| match fabric.topology().find(name) {
-            Some(node) if adapters.contains(&node) => Ok(node),
-            Some(_) => bail!("{name} is not a channel adapter: name one"),
-            None => bail!("the topology has no node {name}"),
-        })
-        .collect()
+    if let Some(node) = devices.iter().find(|node| hosts.contains(node)) {
+        let name = fabric.topology().node(*node).map_or("?", |node| &node.name);
+        bail!("{name} is a device of this machine: name it by --device or --host, not by both");
+    }
+    Ok(if args.listen.is_none() {
+        (if devices.is_empty() { others(&[]) } else { devices }, Vec::new())
+    } else if is_simulated {
+        (others(&hosts), hosts)
+    } else if hosts.is_empty() {
+        let hosts = others(&devices);
+        (devices, hosts)
+    } else {
+        (devices, hosts)
+    })
+}
+
+fn named(fabric: &Fabric, names: &[String]) -> anyhow::Result<Vec<NodeId>> {
+    let adapters = adapters(fabric);
+    let node = |name: &String| match fabric.topology().find(name) {
+        Some(node) if adapters.contains(&node) => Ok(node),
+        Some(_) => bail!("{name} is not a channel adapter: name one"),
+        None => bail!("the topology has no node {name}"),
+    };
+    names.iter().map(node).collect()
 }
 
 fn input<'a>(node: NodeId, record: &Record<'a>) -> Input<'a> {
