@@ -8,6 +8,7 @@
 mod answers;
 mod daemon;
 mod fabric;
+mod joined;
 mod managers;
 mod on_fabric;
 mod rig;

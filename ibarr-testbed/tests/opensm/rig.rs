@@ -5,7 +5,9 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::env;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -38,10 +40,24 @@ pub(crate) struct Manager {
 impl Rig {
     /// Starts the fabric of `topology`, without a subnet manager.
     pub(crate) fn new(topology: &str) -> Self {
+        Self::with(topology, &[])
+    }
+
+    /// The same, and lets the hosts of the named nodes join at the socket [`HOSTS`].
+    pub(crate) fn with_hosts(topology: &str, nodes: &str) -> Self {
+        Self::with(topology, &["--listen", "unix:hosts", "--key", "key", "--host", nodes])
+    }
+
+    fn with(topology: &str, options: &[&str]) -> Self {
         let machine = Machine::new();
         let directory = machine.directory();
+        let key = directory.join("key");
+        let key = File::options().write(true).create_new(true).mode(0o600).open(key);
+        key.unwrap().write_all(KEY).unwrap();
         let stock = Stock::new(packages(), ibfab()).unwrap();
-        let fabric = start(&machine, stock.fabric(FABRIC, directory, topology).unwrap());
+        let mut fabric = stock.fabric(FABRIC, directory, topology).unwrap();
+        fabric.args(options);
+        let fabric = start(&machine, fabric);
         until("ibfab listens", || directory.join("control").exists());
         Self { _fabric: fabric, managers: Cell::new(0), stock, machine }
     }
@@ -183,6 +199,10 @@ fn ibfab() -> PathBuf {
     assert!(path.exists(), "no {}: run `cargo build` in ibtun/", path.display());
     path
 }
+
+/// The key of hosts that may join, and where.
+pub(crate) const KEY: &[u8] = b"the key of the fabric";
+pub(crate) const HOSTS: &str = "hosts";
 
 /// An abstract socket name. Each test has its own network namespace, so the name is free.
 const FABRIC: &str = "fabric";
