@@ -71,11 +71,13 @@ pub enum Bug {
     OldMemory,
     /// A daemon that does not know its addresses yet takes a peer's query for one of another node.
     EarlySilence,
+    /// A turn in which something is due reads one input.
+    HastyRepeat,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
@@ -99,6 +101,7 @@ impl Bug {
         Self::SilentMemory,
         Self::OldMemory,
         Self::EarlySilence,
+        Self::HastyRepeat,
     ];
 }
 
@@ -128,6 +131,7 @@ impl fmt::Display for Bug {
             Self::SilentMemory => "silent-memory",
             Self::OldMemory => "old-memory",
             Self::EarlySilence => "early-silence",
+            Self::HastyRepeat => "hasty-repeat",
         })
     }
 }
