@@ -55,7 +55,8 @@ pub struct Node {
     outputs: VecDeque<Output>,
     /// No core has an output that comes before those for the kernel, until one is told something.
     is_drained: bool,
-    /// When something is due next. It is known as long as no core is told or asked for anything.
+    /// When something is due next but what the kernel is told. It is known as long as no other core is told or asked for
+    /// anything.
     due: Option<Instant>,
     is_due_known: bool,
 }
@@ -201,8 +202,9 @@ impl Node {
             return;
         }
         // What the kernel says is passed on by `route`, if it concerns another core.
-        self.is_drained &= matches!(input, Input::LocalService(_));
-        self.is_due_known = false;
+        let is_kernel = matches!(input, Input::LocalService(_));
+        (self.is_drained, self.is_due_known) =
+            (self.is_drained && is_kernel, self.is_due_known && is_kernel);
         match input {
             Input::View(input) => {
                 let was_known = self.view.is_synced();
@@ -221,6 +223,7 @@ impl Node {
             Input::Paths(input) => self.paths.handle_input(now, input),
             Input::LocalService(input) => {
                 if let local_service::Input::Stop = input {
+                    self.is_due_known = false;
                     self.health.handle_input(now, health::Input::Stop);
                 }
                 self.local_service.handle_input(now, input);
@@ -393,6 +396,7 @@ impl Node {
                 self.ask_for_path(now, request);
             }
             local_service::Event::Unwanted { id, .. } => {
+                self.is_due_known = false;
                 self.trace.forget(trace::Id::Address(RequestId::Kernel(id)));
                 self.requests.handle_input(now, requests::Input::Unwanted(id));
             }
@@ -400,7 +404,7 @@ impl Node {
                 self.trace.dropped(now, question, asked_at, why);
             }
             local_service::Event::PathOverloaded { seq, port } => {
-                self.is_drained = false;
+                self.note_change();
                 self.paths.handle_input(now, paths::Input::Overloaded { seq, port });
             }
         }
@@ -410,12 +414,14 @@ impl Node {
         let client::Request { id, caller, question, asked_at, .. } = request.request;
         let asked_at = if caller.is_kernel() { asked_at } else { now };
         self.trace.asked(now, trace::Id::Address(id), caller, question, asked_at);
+        self.is_due_known = false;
         self.requests.handle_input(now, requests::Input::Address(request));
     }
 
     fn ask_for_path(&mut self, now: Instant, request: paths::Request) {
         let paths::Request { id, caller, question, .. } = request;
         self.trace.asked(now, trace::Id::Path(id), caller, question, now);
+        self.is_due_known = false;
         self.requests.handle_input(now, requests::Input::Path(request));
     }
 
@@ -446,7 +452,7 @@ impl Node {
             self.first_timeout(),
             "a core is due at another time without an input"
         );
-        self.due
+        [self.due, self.local_service.poll_timeout()].into_iter().flatten().min()
     }
 
     fn first_timeout(&self) -> Option<Instant> {
@@ -454,7 +460,6 @@ impl Node {
             self.view.poll_timeout(),
             self.client.poll_timeout(),
             self.paths.poll_timeout(),
-            self.local_service.poll_timeout(),
             self.requests.poll_timeout(),
             self.acm.poll_timeout(),
             self.health.poll_timeout(),
@@ -470,7 +475,7 @@ impl Node {
     /// map of peers' answers, which comes last.
     pub fn poll(&mut self, room: Room) -> Option<Output> {
         let output = self.poll_in_order(room);
-        self.is_due_known &= output.is_none();
+        self.is_due_known &= matches!(output, None | Some(Output::LocalService(_)));
         output
     }
 

@@ -191,6 +191,20 @@ fn path_given_at_once_changes_when_something_is_due() {
 }
 
 #[test]
+fn remembered_answer_for_the_kernel_changes_no_other_due_time() {
+    let mut rig = Rig::with_port();
+    rig.asks_path(1, request());
+    rig.sa(path(0));
+    for (seq, is_known) in [(2, false), (3, true)] {
+        rig.node.poll_timeout();
+        rig.asks_path(seq, request());
+        assert_eq!(rig.node.is_due_known, is_known, "request {seq}; 2 is its first use");
+    }
+    rig.asks_path(4, ResolvePath { dgid: gid("fec0:0:22:2::beef:2"), ..request() });
+    assert!(!rig.node.is_due_known, "the SA is asked");
+}
+
+#[test]
 fn kernel_that_asks_for_all_paths_gets_three_with_floating_lids() {
     let mut rig = Rig::with_port();
     rig.asks_path(1, request());
