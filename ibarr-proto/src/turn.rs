@@ -8,9 +8,6 @@
 //! blocked, whatever else is queued. Other inputs share one reading of the clock and one drain,
 //! which makes a burst cheap.
 //!
-//! **What is due comes after all inputs that are ready**: the reply to a query may be among them, and then the query
-//! is not repeated. Outputs for a request of the kernel would repeat it, too, so such a turn reads them last.
-//!
 //! **A request makes nothing due at once**, so a turn of requests alone need not look at time-outs: it would find none.
 //! If a core breaks this, the next turn follows at once.
 
@@ -73,8 +70,6 @@ pub struct Limits {
     /// Inputs after the first. Enough to make a burst cheap, and so few that no answer waits for
     /// more than about 100 µs.
     pub inputs: usize,
-    /// The same if something is due: as many replies as can wait for the daemon.
-    pub inputs_if_due: usize,
     /// Messages of the kernel: more than a burst has in practice.
     pub messages: usize,
     /// How many times `messages` may be read when the daemon ends: more than the socket's buffer
@@ -84,7 +79,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { inputs: 64, inputs_if_due: 8192, messages: 256, last_reads: 128 }
+        Self { inputs: 64, messages: 256, last_reads: 128 }
     }
 }
 
@@ -92,20 +87,18 @@ impl Default for Limits {
 /// whether the kernel or a crowd may have more requests: then other tasks of the thread run before the
 /// next turn.
 pub fn take<T, I: Io<T>>(io: &mut I, limits: Limits, now: Instant, first: T, is_due: bool) -> bool {
-    let most = if is_due { limits.inputs_if_due } else { limits.inputs };
-    let (mut drains, mut has_asked, mut asks_on, mut asks_last) = (is_due, false, false, false);
+    let (mut is_due, mut has_asked, mut asks_on) = (is_due, false, false);
     let mut next = Some(first);
-    for more in (0..=most).rev() {
+    for more in (0..=limits.inputs).rev() {
         let Some(input) = next else { break };
         match io.handle(now, input) {
-            Handled::Changed => drains = true,
+            Handled::Changed => is_due = true,
             Handled::Asked => has_asked = true,
             Handled::Full => {
                 (has_asked, asks_on) = (true, true);
                 break;
             }
             Handled::Unchanged => {}
-            Handled::KernelAsks if is_due => asks_last = true,
             Handled::KernelAsks => {
                 has_asked = true;
                 asks_on = read(io, limits, now) == Read::Message;
@@ -113,10 +106,7 @@ pub fn take<T, I: Io<T>>(io: &mut I, limits: Limits, now: Instant, first: T, is_
         }
         next = if more > 0 { io.next_input() } else { None };
     }
-    if asks_last {
-        asks_on |= read(io, limits, now) == Read::Message;
-    }
-    if drains {
+    if is_due {
         drain(io, now);
     } else if has_asked {
         carry_out(io, now);
@@ -226,17 +216,6 @@ mod tests {
         io = Recorder { inputs: vec![Handled::Asked; 3], ..Recorder::default() };
         assert!(take(&mut io, Limits::default(), NOW, Handled::Full, false));
         assert_eq!(io.calls, "hs", "no further input");
-    }
-
-    #[test]
-    fn what_is_due_comes_after_all_inputs_that_are_ready() {
-        let inputs = || vec![Handled::Changed; 70];
-        let mut io = Recorder { messages: 1, inputs: inputs(), ..Recorder::default() };
-        assert!(!take(&mut io, Limits::default(), NOW, Handled::KernelAsks, true));
-        assert_eq!(io.calls, "h".repeat(71) + "rcets");
-        io = Recorder { inputs: inputs(), ..Recorder::default() };
-        take(&mut io, Limits::default(), NOW, Handled::Changed, false);
-        assert_eq!(io.calls, "h".repeat(65) + "ts");
     }
 
     #[test]

@@ -71,13 +71,11 @@ pub enum Bug {
     OldMemory,
     /// A daemon that does not know its addresses yet takes a peer's query for one of another node.
     EarlySilence,
-    /// A turn in which something is due reads one input.
-    HastyRepeat,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 23] = [
         Self::LostWake,
         Self::DoubleAnswer,
         Self::StaleAfterChange,
@@ -101,7 +99,6 @@ impl Bug {
         Self::SilentMemory,
         Self::OldMemory,
         Self::EarlySilence,
-        Self::HastyRepeat,
     ];
 }
 
@@ -131,7 +128,6 @@ impl fmt::Display for Bug {
             Self::SilentMemory => "silent-memory",
             Self::OldMemory => "old-memory",
             Self::EarlySilence => "early-silence",
-            Self::HastyRepeat => "hasty-repeat",
         })
     }
 }

@@ -51,7 +51,6 @@ fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
             Bug::UnseenSilence => &["health does not say sa-"],
             Bug::SilentMemory | Bug::OldMemory => &["but a peer said"],
             Bug::EarlySilence => &["is silent about its own address"],
-            Bug::HastyRepeat => &["is asked again, though its reply is ready"],
             Bug::NoShares => &["questions of a user in a second"],
         };
         let told = failure.to_string();

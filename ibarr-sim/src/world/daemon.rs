@@ -142,9 +142,6 @@ impl World {
         if self.bug == Some(Bug::EndlessRead) {
             limits.messages = usize::MAX;
         }
-        if self.bug == Some(Bug::HastyRepeat) {
-            limits.inputs_if_due = 0;
-        }
         let mut turn = Turn {
             world: self,
             id,
@@ -157,11 +154,8 @@ impl World {
             undrained: false,
             is_dealing: false,
             is_reading: false,
-            is_due: false,
         };
         let is_due = turn.daemon.core.poll_timeout().is_some_and(|due| due <= now);
-        turn.is_due = is_due;
-        let most = if is_due { limits.inputs_if_due } else { limits.inputs };
         let asks_on = turn::take(&mut turn, limits, now, first, is_due);
         let is_due =
             |turn: &mut Turn<'_>| turn.daemon.core.poll_timeout().is_some_and(|due| due <= now);
@@ -173,7 +167,7 @@ impl World {
         let is_due = is_due(&mut turn);
         let claim = if turn.undrained {
             "a turn ends before all outputs of the cores are executed"
-        } else if turn.inputs > most {
+        } else if turn.inputs > limits.inputs {
             "a turn takes too many inputs"
         } else if asks_on != (turn.messages == limits.messages) && !turn.daemon.is_ending {
             "a turn does not say whether the kernel may ask on"
@@ -673,8 +667,6 @@ struct Turn<'a> {
     /// The last message of the kernel may not have been handled yet.
     is_dealing: bool,
     is_reading: bool,
-    /// A core had a time-out that was due when it began.
-    is_due: bool,
 }
 
 /// Every other node has limits so small that it reaches them.
@@ -791,13 +783,6 @@ impl Io<Task> for Turn<'_> {
             self.world.claims.breaks(now, [Some(self.id), None], text);
         }
         self.has_nudged |= is_nudge;
-        if let Output::Client(client::Output::Query(query)) = &output
-            && self.is_due
-            && self.daemon.inbox.iter().any(|item| item.is_reply_to(query))
-        {
-            let text = format!("{} is asked again, though its reply is ready", query.to.ip());
-            self.world.claims.breaks(now, [Some(self.id), None], text);
-        }
         self.world.carry_out(self.id, self.daemon, output);
     }
 

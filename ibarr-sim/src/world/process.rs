@@ -8,10 +8,9 @@ use std::net::IpAddr;
 use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::acm::Name;
-use ibarr_common::wire::ip2gid::{Query, Reply};
 use ibarr_common::wire::ls::Emitted;
 use ibarr_common::wire::sa;
-use ibarr_proto::ip2gid::client::{Candidate, Route, SocketId, Transmit};
+use ibarr_proto::ip2gid::client::{Candidate, Route, SocketId};
 use ibarr_proto::ip2gid::{Family, Question};
 use ibarr_proto::local_service::Nudged;
 use ibarr_proto::local_view;
@@ -81,15 +80,6 @@ pub(super) enum Inbox {
     Reload,
     Flush,
     Stop,
-}
-
-impl Inbox {
-    pub(super) fn is_reply_to(&self, query: &Transmit) -> bool {
-        let Self::Reply { packet, .. } = self else { return false };
-        let asked = Query::parse(query.payload.as_ref()).map(|query| query.msg_id());
-        let replied = Reply::parse(packet.payload.as_ref()).map(|reply| reply.msg_id);
-        asked.ok().is_some_and(|asked| replied == Ok(asked))
-    }
 }
 
 /// The sockets for queries, with their ports.
