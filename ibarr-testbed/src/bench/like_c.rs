@@ -3,8 +3,8 @@
 //! A server that makes the system calls of the C ibarr for an answer (`run_ipr_server` and `server_find_gid` in its
 //! src/ipr_server.c): it receives one query, has the kernel list all links and addresses (`getifaddrs`), asks it for
 //! the link of the address by name (`rtnl_link_get_kernel` of libnl), and sends one reply. The GID is a constant,
-//! because the links of a lab have no GID. What C does beside these calls, which is to parse, is left out, so C takes
-//! longer.
+//! because the links of a lab have no GID. What C does beside these calls is left out: it parses, and by default it
+//! writes a line of log. So C takes longer.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, UdpSocket};
