@@ -132,7 +132,7 @@ impl Cluster {
         self.exchange();
     }
 
-    /// Delivers datagrams until nobody has more to say.
+    /// Delivers datagrams until neither end sends one.
     fn exchange(&mut self) {
         loop {
             self.collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The fabric's end: who is the host of which node.
+//! The fabric's end: it knows the host of each node.
 
 use std::collections::{BTreeMap, VecDeque};
 

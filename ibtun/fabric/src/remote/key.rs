@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! Who has the key wrote the datagram: HMAC with SHA-256, cut to 16 bytes (RFC 2104; RFC 4868 §2.6).
+//! The code that shows that the sender of a datagram has the key: HMAC with SHA-256, cut to 16 bytes (RFC 2104;
+//! RFC 4868 §2.6).
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
