@@ -183,6 +183,8 @@ ibarr_common::words! {
         OtherListener = "other-listener",
         /// Requests of the kernel were lost, and asked for again.
         RequestsLost = "requests-lost",
+        /// The kernel was left to ask the SA, because the SA's records have other GIDs than the kernel asked for.
+        OtherGids = "other-gids",
         /// No program answers in the kernel.
         NotLoaded = "not-loaded",
         /// The programs may end with the daemon.

@@ -453,7 +453,13 @@ fn control(found: &mut Findings, now: Instant, facts: &Facts) {
 
 /// The reason that a count makes which has risen lately.
 pub(super) fn counted(cause: Cause, count: u64) -> Finding {
-    let (subsystem, what, remedy) = match cause {
+    let (subsystem, what, remedy) = what_is_counted(cause);
+    let why = format!("{what} within {} s; {count} since the start", HOLD.as_secs());
+    Finding { subsystem, cause, state: State::Degraded, why, remedy: remedy.to_owned() }
+}
+
+fn what_is_counted(cause: Cause) -> (Subsystem, &'static str, &'static str) {
+    match cause {
         Cause::EventsLost => (
             Subsystem::LocalView,
             "events about addresses and routes were lost, and read again",
@@ -463,6 +469,11 @@ pub(super) fn counted(cause: Cause, count: u64) -> Finding {
             Subsystem::Kernel,
             "requests of the kernel were lost, and asked for again",
             "look whether the machine or the daemon lacks processor time (top)",
+        ),
+        Cause::OtherGids => (
+            Subsystem::Kernel,
+            "paths were left to the kernel: the subnet administrator wrote GIDs of another prefix into them",
+            "compare the GIDs of IPoIB with those of its port (ibarr doctor), and set the interface down and up",
         ),
         Cause::MapFaults => (
             Subsystem::Responder,
@@ -546,7 +557,5 @@ pub(super) fn counted(cause: Cause, count: u64) -> Finding {
             "let the kernel answer (responder = \"auto\"), and give the daemon CAP_NET_ADMIN for a \
              larger buffer",
         ),
-    };
-    let why = format!("{what} within {} s; {count} since the start", HOLD.as_secs());
-    Finding { subsystem, cause, state: State::Degraded, why, remedy: remedy.to_owned() }
+    }
 }

@@ -229,6 +229,7 @@ fn faults() -> Vec<(Vec<Input>, &'static str)> {
         (acm(Acm { closed: some(), ..no().acm }), "acm: acm-closed: degraded"),
         (counted(Cause::EventsLost), "local-view: events-lost: degraded"),
         (counted(Cause::RequestsLost), "kernel: requests-lost: degraded"),
+        (counted(Cause::OtherGids), "kernel: other-gids: degraded"),
         (counted(Cause::MapFaults), "responder: map-faults: degraded"),
         (counted(Cause::QueriesLost), "peers: queries-lost: degraded"),
         (counted(Cause::RepliesLost), "peers: replies-lost: degraded"),

@@ -56,7 +56,7 @@ impl Node {
         self.health.poll_event()
     }
 
-    fn facts(&self) -> [Input; 12] {
+    fn facts(&self) -> [Input; 13] {
         use server::Counter::{NotSentForbidden, NotSentNoRoom, NotSentNoRoute, NotSentTooLong};
         let (view, paths, local_service) = (self.view(), self.paths(), self.local_service());
         let (client, server) = (self.client().counters(), self.server().counters());
@@ -99,6 +99,7 @@ impl Node {
             Input::Counted(Cause::RequestsLost, overruns),
             Input::Counted(Cause::AddressesEvicted, client.get(client::Counter::CacheEvicted)),
             Input::Counted(Cause::PathsEvicted, paths.counters().get(paths::Counter::Evicted)),
+            Input::Counted(Cause::OtherGids, paths.counters().get(paths::Counter::OtherGids)),
             Input::Counted(Cause::RepliesForbidden, server.get(NotSentForbidden)),
             Input::Counted(Cause::RepliesUnroutable, server.get(NotSentNoRoute)),
             Input::Counted(Cause::RepliesNotSent, not_sent),

@@ -7,7 +7,6 @@
 //! has only slots, and an entry does not repeat what its record says. A look-up writes nothing: use
 //! does not prolong the life of an entry.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::hash::{BuildHasher, Hash, Hasher};
 use core::num::NonZero;
@@ -30,8 +29,6 @@ pub(super) struct Cache {
     hasher: Seeded,
     index: HashTable<Slot>,
     entries: Slab<Entry>,
-    /// The GIDs of the questions whose record has others.
-    gids: BTreeMap<Slot, Gids>,
     order: Order,
     lids: Lids,
     max: usize,
@@ -98,6 +95,12 @@ impl Key {
         self.terms.port
     }
 
+    /// Whether a record is one between the GIDs of the question. A kernel that is given another source connects and
+    /// gets no data; peers refuse another destination.
+    pub(super) fn has_gids_of(&self, record: PathRecord) -> bool {
+        Gids::of(record) == self.gids
+    }
+
     /// Whether the caller keeps the answer until it is told that the subnet has changed: IPoIB and
     /// SRP do, and ask for one direction.
     pub(super) fn is_kept(&self) -> bool {
@@ -141,7 +144,6 @@ impl Cache {
         Self {
             index: HashTable::new(),
             entries: Slab::default(),
-            gids: BTreeMap::new(),
             order: Order::default(),
             lids: Lids::new(hasher.clone()),
             hasher,
@@ -159,10 +161,10 @@ impl Cache {
         (entry.expires_at > now).then(|| entry.remembered())
     }
 
-    /// Remembers an answer, in place of an older one. `lmc` is the port's. Returns how many others
-    /// were dropped.
+    /// Remembers an answer, in place of an older one, unless its record has other GIDs than the question. `lmc` is
+    /// the port's. Returns how many others were dropped.
     pub(super) fn insert(&mut self, key: Key, remembered: Remembered, lmc: u8) -> u64 {
-        if self.max == 0 {
+        if self.max == 0 || remembered.record.is_some_and(|record| !key.has_gids_of(record)) {
             return 0;
         }
         // This comes before the old answer is dropped, together with its statement about this host.
@@ -176,9 +178,6 @@ impl Cache {
         let forgotten = self.make_room(self.max - 1);
         let entry = Entry::new(hash, &key, &remembered);
         let Some(slot) = self.entries.insert(entry) else { return forgotten };
-        if entry.terms.flags & Entry::OTHER_GIDS != 0 {
-            self.gids.insert(slot, key.gids);
-        }
         let Self { index, entries, order, .. } = self;
         let hash_of = |&slot: &Slot| entries.get(slot).map_or(0, |entry| spread(entry.hash));
         index.insert_unique(spread(hash), slot, hash_of);
@@ -263,13 +262,12 @@ impl Cache {
     }
 
     fn forget(&mut self, slot: Slot) {
-        let Self { index, entries, gids, order, lids, .. } = self;
+        let Self { index, entries, order, lids, .. } = self;
         order.remove(position(entries, slot), |slot| position(entries, slot));
         let Some(entry) = entries.remove(slot) else { return };
         if let Ok(indexed) = index.find_entry(spread(entry.hash), |it| *it == slot) {
             indexed.remove();
         }
-        gids.remove(&slot);
         if let Some(record) = entry.remembered().record {
             lids.remove(entry.terms.port, &record);
         }
@@ -278,22 +276,14 @@ impl Cache {
     fn find(&self, hash: NonZero<u32>, key: &Key) -> Option<Slot> {
         let is_it = |&slot: &Slot| {
             let entry = self.entries.get(slot).filter(|entry| entry.hash == hash);
-            entry.is_some_and(|entry| self.key(slot, entry) == *key)
+            entry.is_some_and(|entry| entry.key() == *key)
         };
         self.index.find(spread(hash), is_it).copied()
     }
 
     fn entry(&self, slot: Slot) -> Option<(Key, Remembered)> {
         let entry = self.entries.get(slot)?;
-        Some((self.key(slot, entry), entry.remembered()))
-    }
-
-    fn key(&self, slot: Slot, entry: &Entry) -> Key {
-        let has_others = entry.terms.flags & Entry::OTHER_GIDS != 0;
-        let others = has_others.then(|| self.gids.get(&slot)).flatten();
-        let flags = entry.terms.flags & !(Entry::OTHER_GIDS | Entry::NO_RECORD);
-        let gids = others.copied().unwrap_or_else(|| Gids::of(entry.record));
-        Key { gids, terms: Terms { flags, ..entry.terms } }
+        Some((entry.key(), entry.remembered()))
     }
 
     /// Never 0, so that an empty slot needs no mark of its own.
@@ -316,7 +306,7 @@ fn position(entries: &Slab<Entry>, slot: Slot) -> Position {
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 struct Entry {
-    /// Without a record, one that has only the GIDs of the question.
+    /// It has the GIDs of the question. Without a record, one that has nothing else.
     record: PathRecord,
     /// With the flags below, too.
     terms: Terms,
@@ -330,8 +320,6 @@ const _: () = assert!(size_of::<Option<Entry>>() == 96);
 
 impl Entry {
     const NO_RECORD: u8 = 1 << 6;
-    /// The GIDs of the question are not those of the record.
-    const OTHER_GIDS: u8 = 1 << 7;
 
     fn new(hash: NonZero<u32>, key: &Key, remembered: &Remembered) -> Self {
         let Remembered { record, expires_at, epoch } = *remembered;
@@ -340,10 +328,13 @@ impl Entry {
             terms.flags |= Self::NO_RECORD;
         }
         let record = record.unwrap_or_else(|| gids.alone());
-        if Gids::of(record) != gids {
-            terms.flags |= Self::OTHER_GIDS;
-        }
         Self { record, terms, expires_at, epoch, hash }
+    }
+
+    /// The record has the GIDs of the question.
+    fn key(&self) -> Key {
+        let flags = self.terms.flags & !Self::NO_RECORD;
+        Key { gids: Gids::of(self.record), terms: Terms { flags, ..self.terms } }
     }
 
     fn remembered(&self) -> Remembered {
@@ -394,20 +385,25 @@ mod tests {
         Key::new(PortIndex(0), &question)
     }
 
-    fn remembered(n: u8, expires_at: u64) -> Remembered {
-        let record = (n != 0).then(|| PathRecord::from_octets([n; PathRecord::LEN]));
+    fn between(Gids { dgid, sgid }: Gids, n: u8) -> PathRecord {
+        let mut octets = [n; PathRecord::LEN];
+        octets[8..24].copy_from_slice(&dgid);
+        octets[24..40].copy_from_slice(&sgid);
+        PathRecord::from_octets(octets)
+    }
+
+    fn remembered(key: &Key, n: u8, expires_at: u64) -> Remembered {
+        let record = (n != 0).then(|| between(key.gids, n));
         Remembered { record, expires_at: Instant::from_nanos(expires_at), epoch: n.into() }
     }
 
-    /// None, or a record with the GIDs of the question or others, within the subnet or beyond.
+    /// None, or a record with the GIDs of the question or another destination or source.
     fn said(key: &Key, n: u8, expires_at: u64) -> Remembered {
-        let Gids { mut dgid, sgid } = key.gids;
-        dgid[0] -= u8::from(n % 3 == 1);
-        let mut octets = [n % 2 + 1; PathRecord::LEN];
-        octets[8..24].copy_from_slice(&dgid);
-        octets[24..40].copy_from_slice(&sgid);
-        let record = (!n.is_multiple_of(3)).then(|| PathRecord::from_octets(octets));
-        Remembered { record, ..remembered(n, expires_at) }
+        let mut gids = key.gids;
+        gids.dgid[0] -= u8::from(n % 5 == 1);
+        gids.sgid[0] -= u8::from(n % 5 == 2);
+        let record = (!n.is_multiple_of(5)).then(|| between(gids, n % 2 + 1));
+        Remembered { record, ..remembered(key, n, expires_at) }
     }
 
     fn check_that_parts_agree(cache: &Cache) {
@@ -423,11 +419,8 @@ mod tests {
         positions.sort_unstable();
         let ordered: Vec<_> = cache.after(None).map(|(position, ..)| position).collect();
         assert_eq!(ordered, positions);
-        let records = || entries.iter().filter_map(|(at, (key, it))| Some((at, key, it.record?)));
-        let others = records().filter(|(_, key, record)| Gids::of(*record) != key.gids);
-        let others: BTreeMap<_, _> = others.map(|(slot, key, _)| (*slot, key.gids)).collect();
-        assert_eq!(cache.gids, others);
-        cache.lids.check_count(records().map(|(_, key, record)| (key.port(), record)));
+        let records = || entries.iter().filter_map(|(_, (key, it))| Some((key, it.record?)));
+        cache.lids.check_count(records().map(|(key, record)| (key.port(), record)));
     }
 
     fn cache(max: usize) -> Cache {
@@ -462,13 +455,17 @@ mod tests {
     #[test]
     fn full_cache_drops_the_path_that_expires_first() {
         let mut cache = cache(2);
-        assert_eq!(cache.insert(key(1), remembered(1, 30), 0), 0);
-        assert_eq!(cache.insert(key(2), remembered(0, 20), 0), 0);
-        assert_eq!(cache.insert(key(2), remembered(2, 26), 0), 0, "replaces its own entry");
-        assert_eq!(cache.insert(key(3), remembered(3, 40), 0), 1);
+        assert_eq!(cache.insert(key(1), remembered(&key(1), 1, 30), 0), 0);
+        assert_eq!(cache.insert(key(2), remembered(&key(2), 0, 20), 0), 0);
+        assert_eq!(
+            cache.insert(key(2), remembered(&key(2), 2, 26), 0),
+            0,
+            "replaces its own entry"
+        );
+        assert_eq!(cache.insert(key(3), remembered(&key(3), 3, 40), 0), 1);
         assert_eq!(cache.lookup(Instant::BOOT, &key(2)), None);
         assert_eq!(cache.set_max(1), 1);
-        assert_eq!(cache.lookup(Instant::BOOT, &key(3)), Some(remembered(3, 40)));
+        assert_eq!(cache.lookup(Instant::BOOT, &key(3)), Some(remembered(&key(3), 3, 40)));
         assert_eq!(cache.lookup(Instant::from_nanos(40), &key(3)), None);
         cache.retain(|_, _| false);
         assert_eq!(cache.len(), 0);
@@ -477,14 +474,14 @@ mod tests {
     #[test]
     fn questions_with_equal_hashes_are_distinguished() {
         let mut cache = cache(8);
-        cache.insert(key(1), remembered(1, 30), 0);
-        cache.insert(key(2), remembered(2, 40), 0);
+        cache.insert(key(1), remembered(&key(1), 1, 30), 0);
+        cache.insert(key(2), remembered(&key(2), 2, 40), 0);
         let [one, two] = [1, 2].map(|n| cache.hash(&key(n)));
         let slot = cache.find(one, &key(1)).unwrap();
         cache.index.find_entry(spread(one), |it| *it == slot).unwrap().remove();
         cache.index.insert_unique(spread(two), slot, |_| spread(two));
         cache.entries.get_mut(slot).unwrap().hash = two;
-        assert_eq!(cache.lookup(Instant::BOOT, &key(2)), Some(remembered(2, 40)));
+        assert_eq!(cache.lookup(Instant::BOOT, &key(2)), Some(remembered(&key(2), 2, 40)));
         assert_eq!(cache.lookup(Instant::BOOT, &key(1)), None);
         cache.expire(Instant::from_nanos(40));
         assert_eq!(cache.lookup(Instant::BOOT, &key(2)), None);
@@ -503,12 +500,13 @@ mod tests {
                 always.retain(|key| cache.lookup(Instant::BOOT, key).is_some());
             };
             for n in 0..8 {
-                cache.insert(key(n), remembered(1, u64::from(n) + 1), 0);
+                cache.insert(key(n), remembered(&key(n), 1, u64::from(n) + 1), 0);
                 always.insert(key(n));
             }
             for (n, time, reads) in ops {
                 // Replaces an entry by one with any other expiry.
-                cache.insert(key(u32::from(n % 12)), remembered(n, u64::from(time) + 1), 0);
+                let of = key(u32::from(n % 12));
+                cache.insert(of, remembered(&of, n, u64::from(time) + 1), 0);
                 forget_gone(&mut always, &cache);
                 if time % 16 == 0 {
                     cache.expire(Instant::from_nanos(u64::from(time / 2)));
@@ -547,7 +545,9 @@ mod tests {
                         let new = said(&of, n, now.as_nanos() + u64::from(time));
                         // Equal times are ordered by slot, which a plain list does not have.
                         let is_taken = |at| model.iter().any(|(_, other)| other.expires_at == at);
-                        if !is_taken(new.expires_at) {
+                        if new.record.is_some_and(|record| !of.has_gids_of(record)) {
+                            prop_assert_eq!(cache.insert(of, new, 0), 0);
+                        } else if !is_taken(new.expires_at) {
                             model.retain(|(key, _)| *key != of);
                             let forgotten = (model.len() + 1).saturating_sub(max);
                             model.drain(..forgotten);

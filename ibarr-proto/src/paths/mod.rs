@@ -533,6 +533,7 @@ impl Paths {
             if self.ports.get(key.port()).is_some_and(is_valid)
                 && !self.cache.lookup(self.now, &key).is_some_and(is_newer)
                 && remembered.expires_at > self.now
+                && remembered.record.is_none_or(|record| key.has_gids_of(record))
             {
                 self.counters.count(ready.counter());
                 self.insert(key, remembered);
@@ -668,9 +669,16 @@ impl Paths {
             }
             _ => {}
         }
+        let is_between_others =
+            matches!(outcome, Outcome::Found { record, .. } if !flight.key.has_gids_of(record));
         for id in &flight.waiters {
             if let Some(Waiting { rank, .. }) = self.waiting.remove(id) {
                 self.deadlines.set(*id, None);
+                let is_kept_from_kernel = is_between_others && rank == Rank::Kernel;
+                if is_kept_from_kernel {
+                    self.counters.count(Counter::OtherGids);
+                }
+                let outcome = if is_kept_from_kernel { Outcome::Refused(None) } else { outcome };
                 self.answer(Some(flight.key.port()), *id, rank, outcome);
             }
         }
@@ -773,8 +781,8 @@ impl Doubted {
     }
 }
 
-/// Whether a record answers the question. The SA may write a GID of its subnet with another prefix
-/// than the question's (OpenSM does so for fe80::/64).
+/// Whether a record answers the question of a user. The SA may write a GID of its subnet with another prefix
+/// than the question's (OpenSM does so for fe80::/64); then the kernel is not given it, and it is not remembered.
 fn leads(record: &PathRecord, question: &PathQuestion) -> bool {
     Fields::parse(record).is_ok_and(|fields| {
         fields.dgid.guid() == question.dgid.guid() && fields.sgid.guid() == question.sgid.guid()

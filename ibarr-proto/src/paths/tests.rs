@@ -344,8 +344,9 @@ fn record_of_another_path_is_refused_but_not_another_prefix() {
     assert_eq!(answer(question(2)), Outcome::Refused(None));
     let rewritten = Gid::new((0xfec0_u128 << 112 | 2).to_be_bytes()).unwrap();
     let rewritten = PathQuestion { dgid: rewritten, ..question(1) };
-    assert_eq!(answer(rewritten), found(rewritten, 1, Source::Sa));
+    assert_eq!(answer(rewritten), Outcome::Refused(None));
     assert_eq!(rig.count(Counter::WrongPath), 1);
+    assert_eq!(rig.count(Counter::OtherGids), 1);
 }
 
 #[test]

@@ -505,6 +505,9 @@ crate::counters! {
         DoubtsAsked = normal("doubts-asked"),
         /// Answers of the SA about another path than the requested one.
         WrongPath = error("wrong-path"),
+        /// Requests of the kernel that it was told to ask the SA itself, because the SA's record has a GID with
+        /// another prefix than the request. The kernel would connect by it and get no data.
+        OtherGids = error("other-gids"),
         /// Answers dropped before their expiry, to make room.
         Evicted = error("evicted"),
         /// Answers taken over from an earlier daemon.

@@ -5,6 +5,7 @@
 use ibarr_common::ib::{DeviceName, Lid, PKey, PathRecord, PortNum, QosClass, ServiceId};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::ls::{PathUse, ResolvePath};
+use ibarr_common::wire::path_record::PathRecordWire;
 use ibarr_common::wire::sa::{self as wire, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
@@ -152,6 +153,53 @@ fn kernel_gets_the_path_unchanged_and_the_sa_is_asked_once() {
     assert_eq!(rig.sa(path(0)), []);
     let paths = || Some(vec![(0x2b, record(&expected, 0))]);
     assert_eq!(rig.told_paths(), [(1, paths()), (2, paths()), (3, paths())]);
+}
+
+/// SA's record by its hop limit and the GIDs that it has, and the flags and GIDs of the records that the kernel is
+/// given: none means that it asks the SA itself.
+#[test]
+fn kernel_is_given_no_record_with_other_gids_than_it_asked_for() {
+    let ResolvePath { dgid, sgid, .. } = request();
+    let (elsewhere, link_local) = (gid("fec0:0:22:3::beef:1"), gid("fe80::10:9"));
+    let one = Some(vec![(0x2b, dgid, sgid)]);
+    let three = Some([0x2b, 0x12, 0x0a].map(|flags| (flags, dgid, sgid)).to_vec());
+    let rows = [
+        (0, dgid, sgid, one.clone()),
+        (1, dgid, sgid, one),
+        (2, dgid, sgid, three),
+        (0, elsewhere, sgid, None),
+        (1, elsewhere, sgid, None),
+        (2, elsewhere, sgid, None),
+        (0, dgid, link_local, None),
+        (1, dgid, link_local, None),
+        (2, dgid, link_local, None),
+    ];
+    for (hop_limit, dgid, sgid, told) in rows {
+        let mut rig = Rig::with_port();
+        // The second request finds the record in memory, if it is there.
+        for seq in 1..=2 {
+            rig.asks_path(seq, request());
+            let asked = rig.sa(|question| match question {
+                wire::Question::Path(question) => {
+                    let question = PathQuestion { dgid, sgid, ..*question };
+                    Some(wire::Answer::Path(record(&question, hop_limit)))
+                }
+                wire::Question::ClassPortInfo | wire::Question::Known(_) => None,
+            });
+            assert_eq!(asked.len(), usize::from(seq == 1 || told.is_none()));
+            let ends = |(flags, record): (u32, PathRecord)| {
+                let PathRecordWire { dgid, sgid, flow, .. } = record.into();
+                assert_eq!(flow.get(), u32::from(hop_limit));
+                (flags, Gid::new(dgid).unwrap(), Gid::new(sgid).unwrap())
+            };
+            let given = rig.told_paths().into_iter().map(|(seq, paths)| {
+                (seq, paths.map(|paths| paths.into_iter().map(ends).collect::<Vec<_>>()))
+            });
+            assert_eq!(given.collect::<Vec<_>>(), [(seq, told.clone())]);
+        }
+        let counted = rig.node.paths.counters().get(paths::Counter::OtherGids);
+        assert_eq!(counted, if told.is_none() { 2 } else { 0 });
+    }
 }
 
 /// The answer at once passes no queue, so what follows from it is noted there.
