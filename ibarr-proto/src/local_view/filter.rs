@@ -21,22 +21,8 @@ pub struct Config {
     pub interfaces: InterfaceFilter,
     /// GIDs of addresses, on any interface.
     pub static_gids: StaticGids,
-    /// Which GID of a port is answered.
-    pub answer_gid: AnswerGid,
     /// Served interfaces whose neighbours are followed.
     pub neighbours: neighbours::Selection,
-}
-
-ibarr_common::words! {
-    /// Selects among several GIDs of a port.
-    #[derive(Default)]
-    AnswerGid {
-        /// The GID of the interface's hardware address.
-        #[default]
-        Interface = "interface",
-        /// The GID with a floating LID, if the port has one.
-        Flid = "flid",
-    }
 }
 
 /// The interfaces that take part (`interfaces` in the configuration). The default is every IPoIB

@@ -2,7 +2,6 @@
 
 //! Inputs and outputs of the local view.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr};
 
@@ -37,8 +36,8 @@ impl Default for Limits {
     }
 }
 
-/// A message of rtnetlink, or what another core knows of the ports.
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// A message of rtnetlink.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Input {
     /// Event: a link was made or changed.
     Link(Link),
@@ -90,8 +89,6 @@ pub enum Input {
     /// A dump was given up, because it was refused, interrupted or lost a message; or events were
     /// lost while there was no dump. Only a new dump can be complete.
     DumpFailed(Subject),
-    /// The GIDs with a floating LID, by each other GID of the same port.
-    FlidGids(BTreeMap<Gid, Gid>),
 }
 
 /// A request of the view to rtnetlink.

@@ -48,9 +48,7 @@ use ibarr_common::{IfIndex, Instant};
 use crate::counters::Counters;
 
 use self::facts::{Facts, Key};
-pub use self::filter::{
-    AnswerGid, Config, ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids,
-};
+pub use self::filter::{Config, ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids};
 use self::inventory::{Inventory, Listed, Merged};
 pub use self::messages::{
     AddressStatus, Counter, Event, Input, Interface, Limits, NotServed, Owned, Request, Subject,
@@ -72,8 +70,6 @@ pub use self::types::{
 pub struct LocalView {
     config: Config,
     inventory: Inventory,
-    /// The GID with a floating LID, by each other GID of the port.
-    flid_gids: BTreeMap<Gid, Gid>,
     facts: Facts,
     /// Addresses with different GIDs on several interfaces.
     contested: BTreeSet<IpAddr>,
@@ -116,7 +112,6 @@ impl LocalView {
         Self {
             config,
             inventory: Inventory::new(limits),
-            flid_gids: BTreeMap::new(),
             facts: Facts::default(),
             contested: BTreeSet::new(),
             serving: Serving::default(),
@@ -219,12 +214,6 @@ impl LocalView {
             }
             Input::DumpFailed(Subject::Routes) => self.reread_routes.failed(now),
             Input::DumpFailed(Subject::Neighbours) => self.neighbours.dump_failed(now),
-            Input::FlidGids(flid_gids) => {
-                if self.flid_gids != flid_gids {
-                    self.flid_gids = flid_gids;
-                    self.decide_all();
-                }
-            }
         }
     }
 
@@ -582,10 +571,7 @@ impl LocalView {
             Bonding::Master { active_slave: Some(slave) } => self.inventory.link(slave),
             _ => Some(link),
         };
-        let gid = bearer.and_then(Link::own_gid).ok_or(NotServed::NoGid)?;
-        Ok(match self.config.answer_gid {
-            AnswerGid::Interface => gid,
-            AnswerGid::Flid => self.flid_gids.get(&gid).copied().unwrap_or(gid),
-        })
+        // No other GID of the port: the kernel refuses connections to it (`ipoib_match_gid_pkey_addr`).
+        bearer.and_then(Link::own_gid).ok_or(NotServed::NoGid)
     }
 }

@@ -271,8 +271,6 @@ impl Node {
     fn route_ports(&mut self, now: Instant, change: PortChange) {
         match change {
             PortChange::Facts => {
-                let flid_gids = self.paths.flid_gids();
-                self.view.handle_input(now, local_view::Input::FlidGids(flid_gids));
                 self.acm.handle_input(now, acm::Input::NodeChanged);
             }
             PortChange::Subnet { before, after } => {

@@ -50,7 +50,7 @@ use core::time::Duration;
 
 use hashbrown::HashMap;
 use ibarr_common::Instant;
-use ibarr_common::ib::{Gid, PathRecord, SubnetPrefix};
+use ibarr_common::ib::{PathRecord, SubnetPrefix};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuestion, Question};
 use rand_chacha::ChaCha12Rng;
@@ -456,16 +456,6 @@ impl Paths {
     /// The existing ports, in the order of their indices.
     pub fn ports(&self) -> impl Iterator<Item = (PortIndex, PortName, &PortFacts, bool)> {
         self.ports.iter()
-    }
-
-    /// For each GID of a port, the port's GID with a floating LID.
-    pub fn flid_gids(&self) -> BTreeMap<Gid, Gid> {
-        let of_port = |facts: &PortFacts| {
-            let flid_gid = facts.flid_gid();
-            let others = facts.gids.clone().into_iter();
-            others.filter_map(move |gid| Some((gid, flid_gid?)))
-        };
-        self.ports().flat_map(|(_, _, facts, _)| of_port(facts)).collect()
     }
 
     /// The last event of a port that the kernel reported, and its time.

@@ -715,7 +715,6 @@ impl Story {
                 StaticGid { ip: ip.parse().unwrap(), gid: "fe80::1".parse::<Gid>().unwrap() }
             }))
             .unwrap(),
-            ..Config::default()
         };
         let config = node::Config { view, responder: settings, ..node::Config::default() };
         let node = Node::new(config.clone(), ChaCha12Rng::seed_from_u64(1));

@@ -190,7 +190,7 @@ impl World {
                 Input::LocalService(opened)
             }
             Inbox::View(input) => {
-                daemon.core.handle_input(now, Input::View(input.clone()));
+                daemon.core.handle_input(now, Input::View(*input));
                 for packet in mem::take(&mut daemon.unjudged) {
                     self.answer(id, daemon, &packet);
                 }

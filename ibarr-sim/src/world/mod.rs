@@ -95,7 +95,7 @@ struct World {
     steps: (u64, u32),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum What {
     /// The daemon has work.
     Turn(usize),
@@ -142,7 +142,7 @@ enum What {
     Looks(usize),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Due {
     at: Instant,
     order: u64,

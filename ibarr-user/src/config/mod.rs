@@ -27,7 +27,7 @@ use ibarr_proto::ip2gid::Prefixes;
 use ibarr_proto::ip2gid::client::{self, Settings, SourceCheck};
 use ibarr_proto::local_service;
 use ibarr_proto::local_view::{
-    self, AnswerGid, ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids, neighbours,
+    self, ConfigError, InterfaceFilter, Pattern, StaticGid, StaticGids, neighbours,
 };
 use ibarr_proto::node;
 use ibarr_proto::paths::{Config as PathsConfig, NoPath};
@@ -120,7 +120,11 @@ impl Config {
 
     /// A warning if keys are set that have no effect any more.
     pub fn outdated(&self) -> Option<String> {
-        let keys = self.retired.join(", ");
+        let with_reason = |key: &String| match key.as_str() {
+            "answer-gid" => format!("{key} (kernels accept connections to IPoIB's own GID alone)"),
+            _ => key.clone(),
+        };
+        let keys = self.retired.iter().map(with_reason).collect::<Vec<_>>().join(", ");
         (!keys.is_empty()).then(|| format!("without effect, and refused from 2.0.0 on: {keys}"))
     }
 
@@ -167,9 +171,6 @@ impl Config {
             view: local_view::Config {
                 interfaces: interfaces(root),
                 static_gids: static_gids(root),
-                answer_gid: root.value("answer-gid", AnswerGid::default(), |value| {
-                    value.word(AnswerGid::Interface, &AnswerGid::ALL)
-                }),
                 // The responder sets these.
                 neighbours: neighbours::Selection::default(),
             },
@@ -367,7 +368,7 @@ mod tests {
         }
         // Every key is there: without its "key =", a line of the rendered default would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 28);
+        assert_eq!(keys.count(), 27);
     }
 
     #[test]
@@ -378,7 +379,6 @@ mod tests {
              allow = [\"10.0.0.0/8\", \"fd00::/8\"]\n\
              source-check = \"strict\"\n\
              nudge = false\n\
-             answer-gid = \"flid\"\n\
              local-service-timeout = \"500ms\"\n\
              on-no-record = \"fallback\"\n\
              on-sa-silent = \"final\"\n\
@@ -427,7 +427,6 @@ mod tests {
         let gid = config.view.static_gids.lookup("10.2.0.5".parse().unwrap());
         assert_eq!(gid, Some("fe80::2:c903:0:201".parse().unwrap()));
         assert_eq!(config.view.interfaces, InterfaceFilter::new(["ib*"]).unwrap());
-        assert_eq!(config.view.answer_gid, AnswerGid::Flid);
         let expected = bpf::Settings {
             mode: bpf::Mode::User,
             on: vec![("eth*".parse().unwrap(), bpf::Mode::Xdp)],
@@ -442,6 +441,11 @@ mod tests {
         assert_eq!(env!("CARGO_PKG_VERSION_MAJOR"), "1");
         let outdated = |text: &str| parse(text).outdated();
         assert_eq!(outdated(include_str!("../../tests/golden/ibarr-1.0.0.toml")), None);
+        assert_eq!(outdated("answer-gid = \"interface\""), None);
+        let why = outdated("answer-gid = \"flid\"").unwrap();
+        assert!(
+            why.ends_with(": answer-gid (kernels accept connections to IPoIB's own GID alone)")
+        );
         let changed = "[client]\nresends = [ \"20ms\" ]\n[paths]\ninform = true";
         let warning = "without effect, and refused from 2.0.0 on: paths.inform, client.resends";
         assert_eq!(outdated(changed), Some(warning.to_owned()));

@@ -51,7 +51,8 @@ impl fmt::Display for Mistake {
 
 /// Table, name and default of each key that had an effect in 1.0.0. Files still have them. 2.0.0 refuses
 /// them, and this list ends.
-pub(crate) const RETIRED: [(&str, &str, &str); 13] = [
+pub(crate) const RETIRED: [(&str, &str, &str); 14] = [
+    ("", "answer-gid", "\"interface\""),
     ("client", "refresh-rate", "500"),
     ("client", "resends", "[\"20ms\",\"60ms\",\"180ms\",\"500ms\",\"1200ms\"]"),
     ("client", "max-flights", "16384"),

@@ -217,24 +217,6 @@ fn address_of_an_ipoib_interface_has_its_gid() {
     assert!(!story.view.is_ours(ip("10.1.0.2")));
 }
 
-/// Ports are the last byte of a GID, also of one with a floating LID.
-#[test]
-fn gid_with_floating_lid_is_answered_if_configured_and_present() {
-    let floating: Gid = "fec0:0:22:2::63".parse().unwrap();
-    let mut story = Story::new(&[], &[]);
-    story.link(ib(5, 1)).add(5, "10.1.0.1").told("+10.1.0.1=1");
-    story.view.handle_input(NOW, Input::FlidGids(BTreeMap::from([(gid(1), floating)])));
-    story.told("");
-    let flid = |answer_gid| Config { answer_gid, ..config(&[], &[]) };
-    story.view.reconfigure(flid(AnswerGid::Flid));
-    story.told("~10.1.0.1=99");
-    story.link(ib(6, 2)).add(6, "10.1.0.2").told("+10.1.0.2=2");
-    story.view.handle_input(NOW, Input::FlidGids(BTreeMap::new()));
-    story.told("~10.1.0.1=1");
-    story.view.reconfigure(flid(AnswerGid::Interface));
-    story.told("");
-}
-
 #[test]
 fn order_of_link_and_address_does_not_matter() {
     let mut story = Story::new(&[], &[]);

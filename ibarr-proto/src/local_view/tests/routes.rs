@@ -376,7 +376,7 @@ fn address_has_routes_read_again_if_one_may_go_silently() {
     let rereads = |story: &mut Story, events: &[Input]| {
         story.routes(["10.0.0.0/8 by 1 src 10.9.0.1", "10.1.0.0/16 by 1"]);
         for event in events {
-            story.say(event.clone());
+            story.say(*event);
         }
         story.view.reread_routes.due() == NOW + Reread::GAP
     };
