@@ -30,7 +30,9 @@ void ibtun_modify_qp(struct rvt_qp *qp, struct ib_qp_attr *attr, int mask, struc
 	if (mask & IB_QP_SQ_PSN)
 		own->sent = qp->s_psn;
 	if ((mask & IB_QP_STATE) && attr->qp_state == IB_QPS_RTR)
-		own->wire = !READ_ONCE(ibtun_loopback) || !ibtun_port_here(hca, qp);
+		own->wire = !READ_ONCE(ibtun_loopback) ||
+			    ibtun_behaves(hca, IBTUN_BEHAVIOUR_SRQ_ORDER) ||
+			    !ibtun_port_here(hca, qp);
 	ibtun_check_attributes(qp, attr, mask);
 }
 

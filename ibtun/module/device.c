@@ -351,6 +351,7 @@ union ibtun_argument {
 	struct ibtun_event event;
 	struct ibtun_stats stats;
 	struct ibtun_fault fault;
+	struct ibtun_behaviour behaviour;
 };
 
 static long ibtun_ioctl_hca(struct ibtun_hca *hca, unsigned int command,
@@ -371,6 +372,8 @@ static long ibtun_ioctl_hca(struct ibtun_hca *hca, unsigned int command,
 		return ibtun_port_stats(hca, &argument->stats);
 	case IBTUN_FAULT:
 		return ibtun_fault(hca, &argument->fault);
+	case IBTUN_SET_BEHAVIOUR:
+		return ibtun_set_behaviour(hca, &argument->behaviour);
 	default:
 		return -ENOTTY;
 	}
@@ -450,9 +453,15 @@ static int __init ibtun_init(void)
 
 	if (err)
 		return err;
-	err = misc_register(&ibtun_device);
+	err = ibtun_behaviour_init();
 	if (err)
-		ibtun_hca_exit();
+		goto no_behaviour;
+	err = misc_register(&ibtun_device);
+	if (!err)
+		return 0;
+	ibtun_behaviour_exit();
+no_behaviour:
+	ibtun_hca_exit();
 	return err;
 }
 module_init(ibtun_init);
@@ -461,6 +470,7 @@ static void __exit ibtun_exit(void)
 {
 	misc_deregister(&ibtun_device);
 	ibtun_hca_exit();
+	ibtun_behaviour_exit();
 }
 module_exit(ibtun_exit);
 

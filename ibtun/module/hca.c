@@ -60,6 +60,7 @@ static void *ibtun_qp_priv_alloc(struct rvt_dev_info *rdi, struct rvt_qp *qp)
 
 static void ibtun_qp_priv_free(struct rvt_dev_info *rdi, struct rvt_qp *qp)
 {
+	ibtun_give_number_back(ibtun_from_rdi(rdi), qp->ibqp.qp_num);
 	kfree(qp->priv);
 }
 

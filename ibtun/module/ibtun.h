@@ -5,9 +5,10 @@
  * device.c is the character device: descriptors, records, ioctls. hca.c makes
  * and unmakes an HCA on rdmavt. port.c holds what a port is told about itself.
  * send.c and receive.c turn work requests into packets and back. fault.c breaks
- * things on purpose. manners.c warns of callers that rely on too much. Connections
- * over the wire: connection.c has what both ends share, requester.c asks,
- * responder.c answers, message.c receives SEND and RDMA WRITE.
+ * things on purpose, behaviour.c does what few HCAs do, manners.c warns of callers
+ * that rely on too much. Connections over the wire: connection.c has what both
+ * ends share, requester.c asks, responder.c answers, message.c receives SEND and
+ * RDMA WRITE.
  */
 #ifndef IBTUN_H
 #define IBTUN_H
@@ -86,6 +87,7 @@ struct ibtun_hca {
 	int unit;
 	u8 mtu;			/* largest that a port may use */
 	u16 guids;		/* entries of each GUID table */
+	u32 behaviour;		/* enum ibtun_behaviours */
 	struct workqueue_struct *senders;
 	struct work_struct removal;
 
@@ -294,6 +296,14 @@ enum ibtun_manner {
 };
 
 void ibtun_check_attributes(struct rvt_qp *qp, const struct ib_qp_attr *attr, int mask);
+
+/* behaviour.c */
+int ibtun_set_behaviour(struct ibtun_hca *hca, const struct ibtun_behaviour *set);
+bool ibtun_behaves(const struct ibtun_hca *hca, u32 behaviour);
+void ibtun_give_number_back(struct ibtun_hca *hca, u32 number);
+int ibtun_get_receive(struct rvt_qp *qp, bool id_only);
+int ibtun_behaviour_init(void);
+void ibtun_behaviour_exit(void);
 
 /* fault.c */
 int ibtun_fault(struct ibtun_hca *hca, const struct ibtun_fault *fault);

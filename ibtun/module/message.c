@@ -86,7 +86,7 @@ static enum ibtun_verdict ibtun_begin_send(struct rvt_qp *qp)
 		qp->r_len = qp->r_sge.total_len;
 		return IBTUN_TAKEN;
 	}
-	ret = rvt_get_rwqe(qp, false);
+	ret = ibtun_get_receive(qp, false);
 	if (ret < 0)
 		return IBTUN_NO_OPERATION;
 	if (!ret)
@@ -105,7 +105,7 @@ static enum ibtun_verdict ibtun_begin_notice(struct rvt_qp *qp)
 		rvt_put_ss(&qp->s_rdma_read_sge);
 		return IBTUN_TAKEN;
 	}
-	ret = rvt_get_rwqe(qp, true);
+	ret = ibtun_get_receive(qp, true);
 	if (ret < 0)
 		return IBTUN_NO_OPERATION;
 	return ret ? IBTUN_TAKEN : IBTUN_NO_RECEIVE;

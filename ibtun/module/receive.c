@@ -223,7 +223,7 @@ static bool ibtun_get_room(struct rvt_qp *qp, u32 length)
 	if (qp->r_flags & RVT_R_REUSE_SGE) {
 		qp->r_flags &= ~RVT_R_REUSE_SGE;
 	} else {
-		int ret = rvt_get_rwqe(qp, false);
+		int ret = ibtun_get_receive(qp, false);
 
 		if (ret < 0)
 			rvt_rc_error(qp, IB_WC_LOC_QP_OP_ERR);

@@ -52,6 +52,15 @@ pub enum FaultKind {
     DelayAcks = 8,
 }
 
+/// `enum ibtun_behaviours`: what few HCAs do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u32)]
+pub enum Behaviour {
+    Fields = 1,
+    Numbers = 2,
+    SrqOrder = 4,
+}
+
 /// `struct ibtun_record`: the header of every record.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
@@ -157,10 +166,19 @@ pub struct Fault {
     pub delay: u32,
 }
 
+/// `struct ibtun_behaviour`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[repr(C)]
+pub struct Behaviours {
+    /// A sum of [`Behaviour`]s.
+    pub on: u32,
+    pub reserved: u32,
+}
+
 /// Numbers for ioctl(2): `IBTUN_CREATE` and others. Each reads or writes a value of the type that
 /// its name says.
 pub mod ioctl {
-    use super::{Create, Event, Fault, Guids, PKeys, Port, Stats};
+    use super::{Behaviours, Create, Event, Fault, Guids, PKeys, Port, Stats};
 
     /// Reads and writes [`Create`].
     pub const CREATE: u32 = number(READ | WRITE, 0x00, size_of::<Create>());
@@ -174,6 +192,7 @@ pub mod ioctl {
     pub const GET_STATS: u32 = number(READ | WRITE, 0x06, size_of::<Stats>());
 
     pub const FAULT: u32 = number(WRITE, 0x07, size_of::<Fault>());
+    pub const SET_BEHAVIOUR: u32 = number(WRITE, 0x08, size_of::<Behaviours>());
 
     /// `IBTUN_IOC_MAGIC`.
     pub(super) const MAGIC: u32 = 0xb7;
@@ -318,6 +337,7 @@ mod tests {
         is_laid_out_as!("ibtun_event", Event, port, event, reserved, reserved2);
         is_laid_out_as!("ibtun_stats", Stats, port, reserved, counter);
         is_laid_out_as!("ibtun_fault", Fault, qpn, kind, reserved, count, delay);
+        is_laid_out_as!("ibtun_behaviour", Behaviours, on, reserved);
     }
 
     #[test]
@@ -342,6 +362,9 @@ mod tests {
             ("IBTUN_FAULT_DUPLICATE", FaultKind::Duplicate as usize),
             ("IBTUN_FAULT_CORRUPT", FaultKind::Corrupt as usize),
             ("IBTUN_FAULT_DELAY_ACKS", FaultKind::DelayAcks as usize),
+            ("IBTUN_BEHAVIOUR_FIELDS", Behaviour::Fields as usize),
+            ("IBTUN_BEHAVIOUR_NUMBERS", Behaviour::Numbers as usize),
+            ("IBTUN_BEHAVIOUR_SRQ_ORDER", Behaviour::SrqOrder as usize),
             ("IBTUN_IOC_MAGIC", usize::try_from(ioctl::MAGIC).unwrap()),
         ] {
             assert_eq!(constants.get(name), Some(&value), "{name}");
@@ -360,6 +383,7 @@ mod tests {
             ("IBTUN_EVENT", ioctl::EVENT),
             ("IBTUN_GET_STATS", ioctl::GET_STATS),
             ("IBTUN_FAULT", ioctl::FAULT),
+            ("IBTUN_SET_BEHAVIOUR", ioctl::SET_BEHAVIOUR),
         ];
         let code = code();
         let defined: Vec<_> = code

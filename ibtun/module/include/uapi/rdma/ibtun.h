@@ -279,6 +279,37 @@ enum ibtun_fault_kind {
 	IBTUN_FAULT_DELAY_ACKS = 8,
 };
 
+/*
+ * What the HCA does that the specification allows and most HCAs do not, from
+ * now on; nothing at first. A program that it breaks relies on too much.
+ *
+ * EOPNOTSUPP for IBTUN_BEHAVIOUR_FIELDS if rdmavt has no trace events.
+ */
+struct ibtun_behaviour {
+	__u32 on;		/* enum ibtun_behaviours: all, the others are off */
+	__u32 reserved;
+};
+
+enum ibtun_behaviours {
+	/*
+	 * A completion whose status is not success says nothing but its
+	 * wr_id, status, qp_num and vendor_err. The other fields get bits
+	 * that are the opposite ones in each second entry of the queue.
+	 */
+	IBTUN_BEHAVIOUR_FIELDS = 0x1,
+	/* The queue pair that is made next gets the number of the last that was destroyed. */
+	IBTUN_BEHAVIOUR_NUMBERS = 0x2,
+	/*
+	 * A shared receive queue is not taken in the order of its posts: the
+	 * receive that was posted last is taken, and the first takes its
+	 * place. Connections that become ready to receive meanwhile go over
+	 * the descriptor.
+	 */
+	IBTUN_BEHAVIOUR_SRQ_ORDER = 0x4,
+};
+
+#define IBTUN_BEHAVIOURS	0x7
+
 #define IBTUN_IOC_MAGIC		0xb7
 
 #define IBTUN_CREATE	_IOWR(IBTUN_IOC_MAGIC, 0x00, struct ibtun_create)
@@ -292,5 +323,6 @@ enum ibtun_fault_kind {
 /* .port says which. */
 #define IBTUN_GET_STATS	_IOWR(IBTUN_IOC_MAGIC, 0x06, struct ibtun_stats)
 #define IBTUN_FAULT	_IOW(IBTUN_IOC_MAGIC, 0x07, struct ibtun_fault)
+#define IBTUN_SET_BEHAVIOUR	_IOW(IBTUN_IOC_MAGIC, 0x08, struct ibtun_behaviour)
 
 #endif /* _UAPI_RDMA_IBTUN_H */
