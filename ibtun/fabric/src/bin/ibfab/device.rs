@@ -26,6 +26,8 @@ use crate::sys;
 pub(crate) struct Device {
     file: File,
     name: String,
+    /// A sum of [`ibtun::Behaviour`]s.
+    behaviours: u32,
     /// Records to be written, see [`Device::flush`].
     unwritten: Vec<u8>,
 }
@@ -82,7 +84,8 @@ impl Device {
             .map_err(|errno| refusal(errno, create.version))
             .with_context(|| format!("cannot make a device of {name}"))?;
         let device = create.name.split(|&byte| byte == 0).next().unwrap_or_default();
-        Ok(Self { file, name: String::from_utf8_lossy(device).into_owned(), unwritten: Vec::new() })
+        let name = String::from_utf8_lossy(device).into_owned();
+        Ok(Self { file, name, behaviours: 0, unwritten: Vec::new() })
     }
 
     /// The kernel's name of the device.
@@ -140,6 +143,25 @@ impl Device {
             Errno::EOPNOTSUPP => anyhow!("{qp} has no connection that crosses the fabric"),
             errno => anyhow!("{qp}: {errno}"),
         })
+    }
+
+    /// Whether it behaves so.
+    pub(crate) fn behaves(&self, behaviour: ibtun::Behaviour) -> bool {
+        self.behaviours & behaviour as u32 != 0
+    }
+
+    /// Makes it behave so, or no longer.
+    pub(crate) fn behave(&mut self, behaviour: ibtun::Behaviour, on: bool) -> anyhow::Result<()> {
+        let bit = behaviour as u32;
+        let behaviours = if on { self.behaviours | bit } else { self.behaviours & !bit };
+        let set = ibtun::Behaviours { on: behaviours, reserved: 0 };
+        sys::set_behaviour(self.file.as_fd(), set).map_err(|errno| match errno {
+            Errno::ENOTTY => anyhow!("{}: the module ibtun is too old for this", self.name),
+            Errno::EOPNOTSUPP => anyhow!("{}: the kernel has no trace events", self.name),
+            errno => anyhow!("{}: {errno}", self.name),
+        })?;
+        self.behaviours = behaviours;
+        Ok(())
     }
 }
 

@@ -114,15 +114,16 @@ impl Engine {
     fn serve(&mut self, now: Instant) {
         let Self { fabric, devices, remote, traces, control, .. } = self;
         while let Some((stream, filter)) = control.serve(|words| {
-            let (text, action) = show::answer(fabric, remote.as_ref(), words)?;
+            let (text, action) = show::answer(fabric, remote.as_ref(), devices, words)?;
             let mut filter = None;
             match action {
                 Some(Action::Fault(fault)) => fabric.handle_input(now, Input::Fault(fault)),
                 Some(Action::Device { name, faults }) => {
-                    let mut devices = devices.iter().map(|(_, device)| device);
-                    let device = devices.find(|device| device.name() == name);
-                    let device = device.with_context(|| format!("no device {name}"))?;
+                    let device = find(devices, &name)?;
                     faults.iter().try_for_each(|fault| device.fault(fault))?;
+                }
+                Some(Action::Behave { name, behaviour, on }) => {
+                    find(devices, &name)?.behave(behaviour, on)?;
                 }
                 Some(Action::Trace(args)) => {
                     filter = Some(traces.admit(fabric.topology(), &args)?);
@@ -195,6 +196,11 @@ impl Engine {
             Err(error) => Err(error).context("cannot wait"),
         }
     }
+}
+
+fn find<'a>(devices: &'a mut [(NodeId, Device)], name: &str) -> anyhow::Result<&'a mut Device> {
+    let mut devices = devices.iter_mut().map(|(_, device)| device);
+    devices.find(|device| device.name() == name).with_context(|| format!("no device {name}"))
 }
 
 fn adapters(fabric: &Fabric) -> Vec<NodeId> {

@@ -8,11 +8,12 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ibarr_common::ib::Lid;
-use ibarr_fabric::ibtun::{self, FaultKind, MAX_DELAY, MAX_FAULTS};
-use ibarr_fabric::topology::PortId;
+use ibarr_fabric::ibtun::{self, Behaviour, FaultKind, MAX_DELAY, MAX_FAULTS};
+use ibarr_fabric::topology::{NodeId, PortId};
 use ibarr_fabric::wire::smp::{NodeType, PortState};
 use ibarr_fabric::{Fabric, Fault, LinkFault};
 
+use crate::device::Device;
 use crate::generate::{self, ExportArgs};
 use crate::remote::Remote;
 use crate::trace::TraceArgs;
@@ -34,6 +35,8 @@ pub(crate) enum Command {
     /// Cause a fault, or end it
     #[command(subcommand)]
     Fault(FaultCommand),
+    /// Make a device of this machine do what the specification allows and few HCAs do
+    Behave(BehaveArgs),
     /// Show each packet that a channel adapter or router sends or receives, until interrupted
     Trace(TraceArgs),
 }
@@ -42,6 +45,36 @@ pub(crate) enum Command {
 pub(crate) struct ShowArgs {
     /// Nodes to show [default: all]
     nodes: Vec<String>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BehaveArgs {
+    /// Its name, such as ibtun0
+    device: String,
+    behaviour: Liberty,
+    /// Whether it does so from now on
+    #[arg(action = clap::ArgAction::Set, value_parser = clap::builder::BoolishValueParser::new())]
+    on: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Liberty {
+    /// A completion with an error has odd bits in all fields that say nothing then
+    Fields,
+    /// A new queue pair gets the number of the last that was destroyed
+    Numbers,
+    /// A shared receive queue is not taken in the order of its posts
+    SrqOrder,
+}
+
+impl Liberty {
+    fn behaviour(self) -> Behaviour {
+        match self {
+            Self::Fields => Behaviour::Fields,
+            Self::Numbers => Behaviour::Numbers,
+            Self::SrqOrder => Behaviour::SrqOrder,
+        }
+    }
 }
 
 /// A port is written NODE/NUMBER, or NODE for its first.
@@ -149,6 +182,12 @@ pub(crate) enum Action {
         name: String,
         faults: Vec<ibtun::Fault>,
     },
+    /// Make a device behave so, or no longer.
+    Behave {
+        name: String,
+        behaviour: Behaviour,
+        on: bool,
+    },
     /// Tell the client about packets.
     Trace(TraceArgs),
 }
@@ -180,12 +219,13 @@ fn share(text: &str) -> Result<u32, String> {
 pub(crate) fn answer(
     fabric: &mut Fabric,
     remote: Option<&Remote>,
+    devices: &[(NodeId, Device)],
     words: &[String],
 ) -> anyhow::Result<(String, Option<Action>)> {
     match Request::try_parse_from(words)?.command {
         Command::Show(args) => {
             let remote = remote.map_or_else(String::new, |remote| remote.show(fabric));
-            Ok((show(fabric, &args)? + &remote, None))
+            Ok((show(fabric, &args)? + &remote + &behaviours(devices), None))
         }
         Command::Export(_) => Ok((generate::running(fabric), None)),
         Command::Trace(args) => Ok((String::new(), Some(Action::Trace(args)))),
@@ -193,10 +233,25 @@ pub(crate) fn answer(
             let (name, _) = args.queue_pair.clone();
             Ok((String::new(), Some(Action::Device { name, faults: queue_pair_faults(&args) })))
         }
+        Command::Behave(BehaveArgs { device: name, behaviour, on }) => {
+            let behaviour = behaviour.behaviour();
+            Ok((String::new(), Some(Action::Behave { name, behaviour, on })))
+        }
         Command::Fault(command) => {
             Ok((String::new(), Some(Action::Fault(fault(fabric, &command)?))))
         }
     }
+}
+
+/// A line for each device that behaves otherwise than most.
+fn behaviours(devices: &[(NodeId, Device)]) -> String {
+    let lines = devices.iter().filter_map(|(_, device)| {
+        let on = Liberty::value_variants().iter().filter(|all| device.behaves(all.behaviour()));
+        let names = on.filter_map(|one| Some(one.to_possible_value()?.get_name().to_owned()));
+        let names = names.collect::<Vec<_>>().join(", ");
+        (!names.is_empty()).then(|| format!("\n{} behaves: {names}\n", device.name()))
+    });
+    lines.collect()
 }
 
 fn queue_pair_faults(args: &QueuePairArgs) -> Vec<ibtun::Fault> {

@@ -4,13 +4,17 @@
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use ibarr_fabric::ibtun::{Create, EVENT_CLIENT_REREGISTER, Event, Fault, Guids, PKeys, Port};
+use ibarr_fabric::ibtun::{
+    Behaviours, Create, EVENT_CLIENT_REREGISTER, Event, Fault, Guids, PKeys, Port,
+};
 use nix::Result;
 
 mod raw {
-    use ibarr_fabric::ibtun::ioctl::{CREATE, EVENT, FAULT, SET_GUIDS, SET_PKEYS, SET_PORT};
+    use ibarr_fabric::ibtun::ioctl::{
+        CREATE, EVENT, FAULT, SET_BEHAVIOUR, SET_GUIDS, SET_PKEYS, SET_PORT,
+    };
 
-    use super::{Create, Event, Fault, Guids, PKeys, Port};
+    use super::{Behaviours, Create, Event, Fault, Guids, PKeys, Port};
 
     nix::ioctl_readwrite_bad!(create, CREATE, Create);
     nix::ioctl_write_ptr_bad!(set_port, SET_PORT, Port);
@@ -18,6 +22,7 @@ mod raw {
     nix::ioctl_write_ptr_bad!(set_guids, SET_GUIDS, Guids);
     nix::ioctl_write_ptr_bad!(event, EVENT, Event);
     nix::ioctl_write_ptr_bad!(fault, FAULT, Fault);
+    nix::ioctl_write_ptr_bad!(set_behaviour, SET_BEHAVIOUR, Behaviours);
 }
 
 /// Makes the channel adapter; fills in its name.
@@ -67,5 +72,13 @@ pub(crate) fn fault(fd: BorrowedFd<'_>, fault: &Fault) -> Result<()> {
     // SAFETY: the ioctl number states the size of `Fault`; the kernel reads as many bytes and keeps
     // nothing.
     unsafe { raw::fault(fd.as_raw_fd(), fault) }?;
+    Ok(())
+}
+
+/// Says which of its liberties the channel adapter takes.
+pub(crate) fn set_behaviour(fd: BorrowedFd<'_>, behaviours: Behaviours) -> Result<()> {
+    // SAFETY: the ioctl number states the size of `Behaviours`; the kernel reads as many bytes and
+    // keeps nothing.
+    unsafe { raw::set_behaviour(fd.as_raw_fd(), &raw const behaviours) }?;
     Ok(())
 }
