@@ -12,8 +12,8 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub(crate) use ibarr_fabric::ibtun::{
-    Create, Event, Fault, FaultKind, Guids, MAX_COUNTERS, MAX_GUIDS, MAX_PKEYS, MAX_PORTS,
-    MAX_RECORD, PACKET, PKeys, Port, Stats, VERSION,
+    Behaviours, Create, Event, Fault, FaultKind, Guids, MAX_COUNTERS, MAX_GUIDS, MAX_PKEYS,
+    MAX_PORTS, MAX_RECORD, PACKET, PKeys, Port, Stats, VERSION,
 };
 
 /// Bytes of a record's header.
@@ -84,6 +84,12 @@ impl Ibtun {
         Ok(())
     }
 
+    pub(crate) fn set_behaviour(&self, set: Behaviours) -> io::Result<()> {
+        // SAFETY: IBTUN_SET_BEHAVIOUR reads one `struct ibtun_behaviour`, which `Behaviours` is.
+        unsafe { raw::set_behaviour(self.file.as_raw_fd(), &raw const set) }?;
+        Ok(())
+    }
+
     /// The counters of a port.
     pub(crate) fn stats(&self, port: u8) -> io::Result<[u64; MAX_COUNTERS]> {
         let mut stats = Stats { port, reserved: [0; 7], counter: [0; MAX_COUNTERS] };
@@ -115,10 +121,10 @@ impl Ibtun {
 
 mod raw {
     use ibarr_fabric::ibtun::ioctl::{
-        CREATE, EVENT, FAULT, GET_PORT, GET_STATS, SET_GUIDS, SET_PKEYS, SET_PORT,
+        CREATE, EVENT, FAULT, GET_PORT, GET_STATS, SET_BEHAVIOUR, SET_GUIDS, SET_PKEYS, SET_PORT,
     };
 
-    use super::{Create, Event, Fault, Guids, PKeys, Port, Stats};
+    use super::{Behaviours, Create, Event, Fault, Guids, PKeys, Port, Stats};
 
     nix::ioctl_readwrite_bad!(create, CREATE, Create);
     nix::ioctl_write_ptr_bad!(set_port, SET_PORT, Port);
@@ -127,5 +133,6 @@ mod raw {
     nix::ioctl_write_ptr_bad!(set_guids, SET_GUIDS, Guids);
     nix::ioctl_write_ptr_bad!(event, EVENT, Event);
     nix::ioctl_write_ptr_bad!(fault, FAULT, Fault);
+    nix::ioctl_write_ptr_bad!(set_behaviour, SET_BEHAVIOUR, Behaviours);
     nix::ioctl_readwrite_bad!(get_stats, GET_STATS, Stats);
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use nix::errno::Errno;
 
 use super::{active, create, is_refused, returned};
-use crate::sys::{self, Create, Event, Fault, FaultKind, Guids, Ibtun, PKeys, Port};
+use crate::sys::{self, Behaviours, Create, Event, Fault, FaultKind, Guids, Ibtun, PKeys, Port};
 
 pub(super) fn creates() -> Result<()> {
     let good = create();
@@ -93,6 +93,10 @@ pub(super) fn values(device: &Ibtun) -> Result<()> {
         is_refused(device.event(event), Errno::EINVAL, &format!("{event:?}"))?;
     }
     faults(device)?;
+    for (on, reserved) in [(8, 0), (1 << 31, 0), (0, 1)] {
+        let set = Behaviours { on, reserved };
+        is_refused(device.set_behaviour(set), Errno::EINVAL, &format!("{set:?}"))?;
+    }
     is_refused(device.stats(0), Errno::EINVAL, "counters of port 0")?;
     is_refused(device.port(17), Errno::EINVAL, "port 17")
 }

@@ -2,7 +2,9 @@
 
 //! `vm run i`: what others say of software HCAs and of the fabric. infiniband-diags first, while nothing has gone
 //! wrong; then rdma-core's own tests of verbs and connections. A recording has the outcome of each test, and the
-//! reason of each that is skipped. Any other outcome breaks a claim.
+//! reason of each that is skipped. Any other outcome breaks a claim. Last, small programs of our own.
+
+mod behaviour;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,6 +39,7 @@ pub(crate) fn run() -> ExitCode {
     if let Some(rig) = report.claim("the rig stands", Rig::up()) {
         diagnostics::prove(&mut report);
         prove(&mut report);
+        behaviour::prove(&mut report);
         drop(rig);
     }
     report.end()

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+"""Six small programs: for each behaviour one that is right, and one that relies on what the specification does not say.
+
+Arguments: the device and the program, such as `fields-wrong`. One that gets what it expects ends with 0.
+"""
+
+import sys
+
+from pyverbs.addr import AHAttr
+from pyverbs.cq import CQ
+from pyverbs.device import Context
+from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE, IBV_QPS_ERR, IBV_QPT_RC, IBV_WC_RECV, IBV_WC_SEND, IBV_WR_SEND
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
+from pyverbs.wr import SGE, RecvWR, SendWR
+
+DEVICE, PROGRAM = sys.argv[1:]
+RIGHT = PROGRAM.endswith("-right")
+PORT = 1
+MESSAGES = 4
+SIZE = 8
+
+context = Context(name=DEVICE)
+pd = PD(context)
+mr = MR(pd, 2 * MESSAGES * SIZE, IBV_ACCESS_LOCAL_WRITE)
+
+
+def queue_pair(cq, srq=None):
+    cap = QPCap(max_send_wr=MESSAGES, max_recv_wr=MESSAGES)
+    return QP(pd, QPInitAttr(qp_type=IBV_QPT_RC, scq=cq, rcq=cq, srq=srq, cap=cap, sq_sig_all=1), QPAttr(port_num=PORT))
+
+
+def place(number):
+    return SGE(mr.buf + SIZE * number, SIZE, mr.lkey)
+
+
+def send(qp, number):
+    qp.post_send(SendWR(MESSAGES + number, opcode=IBV_WR_SEND, num_sge=1, sg=[place(MESSAGES + number)]))
+
+
+def completions(cq, count):
+    found = []
+    while len(found) < count:
+        found.extend(cq.poll(count - len(found))[1])
+    return found
+
+
+def fields():
+    """Takes its buffers back when the queue pair has failed: receives have the first ones. The wrong one tells them apart
+    by the opcode."""
+    cq = CQ(context, 2 * MESSAGES)
+    qp = queue_pair(cq)
+    for number in range(MESSAGES):
+        qp.post_recv(RecvWR(number, 1, [place(number)]))
+    qp.modify(QPAttr(qp_state=IBV_QPS_ERR), 1)
+    for number in range(MESSAGES):
+        send(qp, number)
+    flushed = completions(cq, 2 * MESSAGES)
+    assert all(wc.status == 5 and wc.qp_num == qp.qp_num for wc in flushed), flushed
+    received = [wc for wc in flushed if (wc.wr_id < MESSAGES if RIGHT else wc.opcode == IBV_WC_RECV)]
+    sent = [wc for wc in flushed if (wc.wr_id >= MESSAGES if RIGHT else wc.opcode == IBV_WC_SEND)]
+    return len(received) == len(sent) == MESSAGES
+
+
+def numbers():
+    """Keeps what it knows of each connection by its number. The wrong one does not forget it."""
+    cq = CQ(context, 1)
+    known = set()
+    for _ in range(MESSAGES):
+        qp = queue_pair(cq)
+        number = qp.qp_num
+        if number in known:
+            return False
+        known.add(number)
+        qp.close()
+        if RIGHT:
+            known.remove(number)
+    return True
+
+
+def connect(qp, peer):
+    attr = QPAttr(port_num=PORT)
+    attr.dest_qp_num = peer.qp_num
+    attr.path_mtu = 3
+    attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
+    attr.min_rnr_timer = 12
+    attr.timeout = 14
+    attr.retry_cnt = attr.rnr_retry = 7
+    attr.ah_attr = AHAttr(dlid=context.query_port(PORT).lid, port_num=PORT)
+    qp.to_rts(attr)
+
+
+def srq_order():
+    """Looks for each message where its receive has put it. The wrong one takes the receives to be used in order."""
+    sends, receives = CQ(context, MESSAGES), CQ(context, MESSAGES)
+    srq = SRQ(pd, SrqInitAttr(SrqAttr(max_wr=MESSAGES)))
+    for number in range(MESSAGES):
+        srq.post_recv(RecvWR(number, 1, [place(number)]))
+    sender, receiver = queue_pair(sends), queue_pair(receives, srq)
+    connect(receiver, sender)
+    connect(sender, receiver)
+    texts = [f"message{number}"[:SIZE] for number in range(MESSAGES)]
+    texts = [text[:-1] + str(number) for number, text in enumerate(texts)]
+    for number, text in enumerate(texts):
+        mr.write(text, SIZE, SIZE * (MESSAGES + number))
+        send(sender, number)
+    seen = []
+    for index, wc in enumerate(completions(receives, MESSAGES)):
+        assert wc.status == 0, wc
+        seen.append(mr.read(SIZE, SIZE * (wc.wr_id if RIGHT else index)).decode())
+    print(seen)
+    return seen == texts
+
+
+programs = {"fields": fields, "numbers": numbers, "srq-order": srq_order}
+sys.exit(0 if programs[PROGRAM.rsplit("-", 1)[0]]() else 3)
