@@ -13,6 +13,7 @@
 #include <rdma/rdmavt_cq.h>
 
 #include "ibtun.h"
+#include "trace.h"
 
 /* Each bit is wrong in one of two neighbours. */
 #define IBTUN_ODD_BITS		0xa5a5a5a5
@@ -47,10 +48,13 @@ static void ibtun_spoil_completion(struct ib_wc *wc, u32 index)
 
 static void ibtun_completion_probe(void *data, struct rvt_cq *cq, struct ib_wc *wc, u32 index)
 {
+	struct ibtun_hca *hca = ibtun_from_rdi(cq->rdi);
+
 	/* The event is of all drivers. */
 	if (cq->rdi->ibdev.ops.owner != THIS_MODULE)
 		return;
-	if (ibtun_behaves(ibtun_from_rdi(cq->rdi), IBTUN_BEHAVIOUR_FIELDS))
+	trace_ibtun_completion(hca->unit, wc);
+	if (ibtun_behaves(hca, IBTUN_BEHAVIOUR_FIELDS))
 		ibtun_spoil_completion(wc, index);
 }
 

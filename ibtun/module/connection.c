@@ -14,6 +14,7 @@
 #include <rdma/ib_verbs.h>
 
 #include "ibtun.h"
+#include "trace.h"
 
 static bool ibtun_loopback = true;
 module_param_named(loopback, ibtun_loopback, bool, 0644);
@@ -78,6 +79,20 @@ void ibtun_notify_restart(struct rvt_qp *qp, u32 psn, int wait)
 		ibtun_time_out(qp);
 }
 
+/* With no lock held that the consumer could want. */
+void ibtun_tell_qp(struct rvt_qp *qp, enum ib_event_type kind)
+{
+	struct ib_event event = {
+		.device = qp->ibqp.device,
+		.event = kind,
+		.element.qp = &qp->ibqp,
+	};
+
+	trace_ibtun_event(ibtun_from_ib(event.device)->unit, kind, "qp", qp->ibqp.qp_num);
+	if (qp->ibqp.event_handler)
+		qp->ibqp.event_handler(&event, qp->ibqp.qp_context);
+}
+
 void ibtun_fail_connection(struct rvt_qp *qp, enum ib_wc_status status)
 {
 	struct ibtun_qp *own = qp->priv;
@@ -103,16 +118,8 @@ void ibtun_unlock(struct rvt_qp *qp, unsigned long flags)
 	own->events = 0;
 	spin_unlock(&qp->s_lock);
 	spin_unlock_irqrestore(&qp->r_lock, flags);
-	for_each_set_bit(kind, &events, BITS_PER_LONG) {
-		struct ib_event event = {
-			.device = qp->ibqp.device,
-			.event = kind,
-			.element.qp = &qp->ibqp,
-		};
-
-		if (qp->ibqp.event_handler)
-			qp->ibqp.event_handler(&event, qp->ibqp.qp_context);
-	}
+	for_each_set_bit(kind, &events, BITS_PER_LONG)
+		ibtun_tell_qp(qp, kind);
 }
 
 /* Copies length bytes, going through the memory. The requests keep the references. */

@@ -8,6 +8,7 @@
 #include <rdma/rdmavt_cq.h>
 
 #include "ibtun.h"
+#include "trace.h"
 
 #define IBTUN_FIRST_QPN		2
 
@@ -125,6 +126,7 @@ static int ibtun_break_cq(struct ib_cq *ibcq)
 	spin_unlock_irqrestore(&cq->lock, flags);
 	if (was_broken)
 		return -EALREADY;
+	trace_ibtun_event(ibtun_from_ib(ibcq->device)->unit, event.event, "cq", 0);
 	if (ibcq->event_handler)
 		ibcq->event_handler(&event, ibcq->cq_context);
 	return 0;
@@ -146,6 +148,7 @@ static int ibtun_break_srq(struct ibtun_hca *hca, struct ib_srq *srq)
 
 	if (!srq)
 		return -ENOENT;
+	trace_ibtun_event(hca->unit, event.event, "srq", 0);
 	if (srq->event_handler)
 		srq->event_handler(&event, srq->srq_context);
 	rvt_qp_iter(&hca->rdi, (uintptr_t)srq, ibtun_break_user_of_srq);

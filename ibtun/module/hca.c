@@ -16,6 +16,7 @@
 #include <rdma/uverbs_ioctl.h>
 
 #include "ibtun.h"
+#include "trace.h"
 
 /*
  * rdmavt has no provider of its own in rdma-core: user space finds one by the
@@ -264,6 +265,7 @@ static const struct ib_device_ops ibtun_ops = {
 	.driver_id = IBTUN_DRIVER_ID,
 	.IBTUN_ALLOC_STATS = ibtun_alloc_stats,
 	.get_hw_stats = ibtun_get_stats,
+	.enable_driver = ibtun_trace_calls,
 	.modify_device = ibtun_modify_device,
 	.modify_port = ibtun_modify_port,
 #ifdef IBTUN_HAS_INIT_PORT
@@ -358,6 +360,7 @@ void ibtun_hca_remove(struct ibtun_hca *hca)
 	};
 
 	ibtun_queue_purge(hca);
+	trace_ibtun_event(hca->unit, event.event, "port", 1);
 	ib_dispatch_event(&event);
 	queue_work(ibtun_removals, &hca->removal);
 }

@@ -6,9 +6,9 @@
  * and unmakes an HCA on rdmavt. port.c holds what a port is told about itself.
  * send.c and receive.c turn work requests into packets and back. fault.c breaks
  * things on purpose, behaviour.c does what few HCAs do, manners.c warns of callers
- * that rely on too much. Connections over the wire: connection.c has what both
- * ends share, requester.c asks, responder.c answers, message.c receives SEND and
- * RDMA WRITE.
+ * that rely on too much, calls.c traces calls. Connections over the wire:
+ * connection.c has what both ends share, requester.c asks, responder.c answers,
+ * message.c receives SEND and RDMA WRITE.
  */
 #ifndef IBTUN_H
 #define IBTUN_H
@@ -297,6 +297,9 @@ enum ibtun_manner {
 
 void ibtun_check_attributes(struct rvt_qp *qp, const struct ib_qp_attr *attr, int mask);
 
+/* calls.c */
+int ibtun_trace_calls(struct ib_device *ibdev);
+
 /* behaviour.c */
 int ibtun_set_behaviour(struct ibtun_hca *hca, const struct ibtun_behaviour *set);
 bool ibtun_behaves(const struct ibtun_hca *hca, u32 behaviour);
@@ -326,6 +329,7 @@ void ibtun_deliver_connected(struct ibtun_hca *hca, struct ibtun_hca_port *port,
 			     struct rvt_qp *qp, const struct ibtun_parsed *parsed);
 void ibtun_send_frame(struct ibtun_hca *hca, struct rvt_qp *qp, const struct ibtun_frame *frame,
 		      struct rvt_sge_state *from);
+void ibtun_tell_qp(struct rvt_qp *qp, enum ib_event_type kind);
 void ibtun_fail_connection(struct rvt_qp *qp, enum ib_wc_status status);
 
 /* requester.c: both locks of the queue pair held */

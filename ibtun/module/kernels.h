@@ -14,6 +14,19 @@
 #define ibtun_number		u32
 #endif
 
+/* Who allocates a queue pair; and what else a queue and a region of memory are made with. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 15, 0)
+#define IBTUN_CORE_ALLOCATES_QP	1
+#endif
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 11, 0)
+#define ibtun_cq_context	ib_udata
+#else
+#define ibtun_cq_context	uverbs_attr_bundle
+#endif
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 17, 0)
+#define IBTUN_HAS_DMAH		1
+#endif
+
 /* The operations that give a port its counters and its files. */
 #if LINUX_VERSION_CODE < KERNEL_VERSION(5, 14, 0)
 #define IBTUN_ALLOC_STATS	alloc_hw_stats

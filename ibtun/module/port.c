@@ -8,6 +8,7 @@
 #include <rdma/ib_verbs.h>
 
 #include "ibtun.h"
+#include "trace.h"
 
 #define IBTUN_LAST_UNICAST_LID	(IBTUN_MULTICAST_LID - 1)
 #define IBTUN_VIOLATIONS_MAX	0xffff
@@ -69,6 +70,7 @@ static void ibtun_dispatch(struct ibtun_hca *hca, u8 number, enum ib_event_type 
 		.element.port_num = number,
 	};
 
+	trace_ibtun_event(hca->unit, kind, "port", number);
 	ib_dispatch_event(&event);
 }
 

@@ -247,15 +247,8 @@ static void ibtun_complete(struct rvt_qp *qp, struct ib_wc *wc, bool solicited)
 	spin_lock(&qp->s_lock);
 	last = rvt_error_qp(qp, IB_WC_LOC_QP_OP_ERR);
 	spin_unlock(&qp->s_lock);
-	if (last && qp->ibqp.event_handler) {
-		struct ib_event event = {
-			.device = qp->ibqp.device,
-			.event = IB_EVENT_QP_LAST_WQE_REACHED,
-			.element.qp = &qp->ibqp,
-		};
-
-		qp->ibqp.event_handler(&event, qp->ibqp.qp_context);
-	}
+	if (last)
+		ibtun_tell_qp(qp, IB_EVENT_QP_LAST_WQE_REACHED);
 }
 
 /* With qp->r_lock held. */

@@ -13,6 +13,7 @@
 #include <rdma/ib_verbs.h>
 
 #include "ibtun.h"
+#include "trace.h"
 
 /* Packets that may be on their way unacknowledged. */
 #define IBTUN_WINDOW		64
@@ -315,6 +316,12 @@ static void ibtun_made_progress(struct rvt_qp *qp)
 		ibtun_start_timer(qp);
 }
 
+static void ibtun_trace_retry(struct rvt_qp *qp, const char *reason)
+{
+	trace_ibtun_retry(ibtun_from_ib(qp->ibqp.device)->unit, qp->ibqp.qp_num,
+			  (qp->s_last_psn + 1) & IBTUN_PSN_MASK, reason);
+}
+
 /* Sends all again that is not acknowledged. */
 static void ibtun_go_back(struct rvt_qp *qp)
 {
@@ -324,7 +331,7 @@ static void ibtun_go_back(struct rvt_qp *qp)
 }
 
 /* The same, unless it was tried often enough. */
-static void ibtun_retry(struct rvt_qp *qp)
+static void ibtun_retry(struct rvt_qp *qp, const char *reason)
 {
 	struct ibtun_qp *own = qp->priv;
 
@@ -332,6 +339,7 @@ static void ibtun_retry(struct rvt_qp *qp)
 		ibtun_fail_oldest(qp, IB_WC_RETRY_EXC_ERR);
 		return;
 	}
+	ibtun_trace_retry(qp, reason);
 	qp->s_retry--;
 	own->recovering = true;
 	ibtun_go_back(qp);
@@ -342,7 +350,7 @@ void ibtun_time_out(struct rvt_qp *qp)
 	if (!ibtun_is_outstanding(qp) || !ibtun_can(qp, RVT_PROCESS_SEND_OK))
 		return;
 	ibtun_count(ibtun_port_of(qp), IBTUN_RC_TIME_OUTS);
-	ibtun_retry(qp);
+	ibtun_retry(qp, "time-out");
 }
 
 /*
@@ -376,7 +384,7 @@ static bool ibtun_acknowledge(struct rvt_qp *qp, u32 psn)
 		ibtun_made_progress(qp);
 	if (!whole && !own->recovering) {
 		ibtun_count(ibtun_port_of(qp), IBTUN_RC_LOST_RESPONSES);
-		ibtun_retry(qp);
+		ibtun_retry(qp, "lost-response");
 	}
 	return whole;
 }
@@ -461,6 +469,7 @@ static void ibtun_receive_rnr(struct rvt_qp *qp, u32 aeth)
 	/* 7 is for ever. */
 	if (qp->s_rnr_retry_cnt < 7)
 		qp->s_rnr_retry--;
+	ibtun_trace_retry(qp, "rnr-nak");
 	ibtun_go_back(qp);
 	rvt_stop_rc_timers(qp);
 	rvt_add_rnr_timer(qp, aeth);
@@ -477,7 +486,7 @@ static void ibtun_receive_nak(struct rvt_qp *qp, u32 psn, u32 aeth)
 		ibtun_receive_rnr(qp, aeth);
 	} else if (syndrome == IB_NAK_PSN_ERROR) {
 		ibtun_count(ibtun_port_of(qp), IBTUN_RC_SEQUENCE_NAKS);
-		ibtun_retry(qp);
+		ibtun_retry(qp, "sequence-nak");
 	} else {
 		ibtun_fail_oldest(qp, ibtun_nak_status(syndrome));
 	}

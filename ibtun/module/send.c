@@ -338,15 +338,8 @@ static void ibtun_fail_unreachable(struct ibtun_hca *hca, struct rvt_qp *qp)
 	}
 	spin_unlock(&qp->s_lock);
 	spin_unlock_irqrestore(&qp->r_lock, flags);
-	if (last && qp->ibqp.event_handler) {
-		struct ib_event event = {
-			.device = qp->ibqp.device,
-			.event = IB_EVENT_QP_LAST_WQE_REACHED,
-			.element.qp = &qp->ibqp,
-		};
-
-		qp->ibqp.event_handler(&event, qp->ibqp.qp_context);
-	}
+	if (last)
+		ibtun_tell_qp(qp, IB_EVENT_QP_LAST_WQE_REACHED);
 }
 
 void ibtun_send_work(struct work_struct *work)

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Traces what consumers call: each function here calls rdmavt's, and tells of it.
+ * Receives that a program posts do not come by: libipathverbs writes them to
+ * memory that it shares with rdmavt.
+ */
+#include <linux/hash.h>
+#include <rdma/ib_verbs.h>
+
+#include "ibtun.h"
+
+#define CREATE_TRACE_POINTS
+#include "trace.h"
+
+/* rdmavt's functions, the same for each HCA. */
+static typeof(((struct ib_device *)NULL)->ops) ibtun_rdmavt;
+
+static void ibtun_trace(struct ib_device *ibdev, const char *call, const char *kind, u32 object,
+			const char *name, u64 value, long result)
+{
+	trace_ibtun_call(ibtun_from_ib(ibdev)->unit, call, kind, object, name, value, result);
+}
+
+/* A queue has no number that its program knows: one that is its own while it is there. */
+static u32 ibtun_number_of(const void *queue)
+{
+	return hash_ptr(queue, 32);
+}
+
+#ifdef IBTUN_CORE_ALLOCATES_QP
+static int ibtun_create_qp(struct ib_qp *qp, struct ib_qp_init_attr *attr, struct ib_udata *udata)
+{
+	int err = ibtun_rdmavt.create_qp(qp, attr, udata);
+
+	ibtun_trace(qp->device, "create_qp", "qp", qp->qp_num, "type", attr->qp_type, err);
+	return err;
+}
+#endif
+
+static int ibtun_change_qp(struct ib_qp *qp, struct ib_qp_attr *attr, int mask,
+			   struct ib_udata *udata)
+{
+	int err = ibtun_rdmavt.modify_qp(qp, attr, mask, udata);
+
+	ibtun_trace(qp->device, "modify_qp", "qp", qp->qp_num, "state",
+		    ibqp_to_rvtqp(qp)->state, err);
+	return err;
+}
+
+static int ibtun_destroy_qp(struct ib_qp *qp, struct ib_udata *udata)
+{
+	ibtun_trace(qp->device, "destroy_qp", "qp", qp->qp_num, "type", qp->qp_type, 0);
+	return ibtun_rdmavt.destroy_qp(qp, udata);
+}
+
+static int ibtun_post_send(struct ib_qp *qp, const struct ib_send_wr *wr,
+			   const struct ib_send_wr **bad)
+{
+	u64 id = wr->wr_id;
+	int err = ibtun_rdmavt.post_send(qp, wr, bad);
+
+	ibtun_trace(qp->device, "post_send", "qp", qp->qp_num, "wr_id", id, err);
+	return err;
+}
+
+static int ibtun_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr,
+			   const struct ib_recv_wr **bad)
+{
+	u64 id = wr->wr_id;
+	int err = ibtun_rdmavt.post_recv(qp, wr, bad);
+
+	ibtun_trace(qp->device, "post_recv", "qp", qp->qp_num, "wr_id", id, err);
+	return err;
+}
+
+static int ibtun_create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attr,
+			   struct ibtun_cq_context *context)
+{
+	int err = ibtun_rdmavt.create_cq(cq, attr, context);
+
+	ibtun_trace(cq->device, "create_cq", "cq", ibtun_number_of(cq), "entries", attr->cqe, err);
+	return err;
+}
+
+static int ibtun_destroy_cq(struct ib_cq *cq, struct ib_udata *udata)
+{
+	ibtun_trace(cq->device, "destroy_cq", "cq", ibtun_number_of(cq), "entries", cq->cqe, 0);
+	return ibtun_rdmavt.destroy_cq(cq, udata);
+}
+
+static int ibtun_create_srq(struct ib_srq *srq, struct ib_srq_init_attr *attr,
+			    struct ib_udata *udata)
+{
+	int err = ibtun_rdmavt.create_srq(srq, attr, udata);
+
+	ibtun_trace(srq->device, "create_srq", "srq", ibtun_number_of(srq), "entries",
+		    attr->attr.max_wr, err);
+	return err;
+}
+
+static int ibtun_destroy_srq(struct ib_srq *srq, struct ib_udata *udata)
+{
+	ibtun_trace(srq->device, "destroy_srq", "srq", ibtun_number_of(srq), "entries",
+		    ibsrq_to_rvtsrq(srq)->rq.size - 1, 0);
+	return ibtun_rdmavt.destroy_srq(srq, udata);
+}
+
+static int ibtun_create_ah(struct ib_ah *ah, struct rdma_ah_init_attr *attr,
+			   struct ib_udata *udata)
+{
+	int err = ibtun_rdmavt.create_ah(ah, attr, udata);
+
+	ibtun_trace(ah->device, "create_ah", "lid", rdma_ah_get_dlid(attr->ah_attr), "port",
+		    rdma_ah_get_port_num(attr->ah_attr), err);
+	return err;
+}
+
+static int ibtun_destroy_ah(struct ib_ah *ah, u32 flags)
+{
+	const struct rdma_ah_attr *attr = &ibah_to_rvtah(ah)->attr;
+
+	ibtun_trace(ah->device, "destroy_ah", "lid", rdma_ah_get_dlid(attr), "port",
+		    rdma_ah_get_port_num(attr), 0);
+	return ibtun_rdmavt.destroy_ah(ah, flags);
+}
+
+static struct ib_mr *ibtun_trace_mr(struct ib_pd *pd, struct ib_mr *mr, u64 length)
+{
+	ibtun_trace(pd->device, "reg_user_mr", "lkey", IS_ERR(mr) ? 0 : mr->lkey, "length",
+		    length, PTR_ERR_OR_ZERO(mr));
+	return mr;
+}
+
+#ifdef IBTUN_HAS_DMAH
+static struct ib_mr *ibtun_reg_user_mr(struct ib_pd *pd, u64 start, u64 length, u64 address,
+				       int access, struct ib_dmah *dmah, struct ib_udata *udata)
+{
+	return ibtun_trace_mr(pd, ibtun_rdmavt.reg_user_mr(pd, start, length, address, access,
+							   dmah, udata), length);
+}
+#else
+static struct ib_mr *ibtun_reg_user_mr(struct ib_pd *pd, u64 start, u64 length, u64 address,
+				       int access, struct ib_udata *udata)
+{
+	return ibtun_trace_mr(pd, ibtun_rdmavt.reg_user_mr(pd, start, length, address, access,
+							   udata), length);
+}
+#endif
+
+static int ibtun_dereg_mr(struct ib_mr *mr, struct ib_udata *udata)
+{
+	ibtun_trace(mr->device, "dereg_mr", "lkey", mr->lkey, "length", mr->length, 0);
+	return ibtun_rdmavt.dereg_mr(mr, udata);
+}
+
+/* Called before anybody can use the HCA: rdmavt has given it its functions, which we wrap. */
+int ibtun_trace_calls(struct ib_device *ibdev)
+{
+	ibtun_rdmavt = ibdev->ops;
+#ifdef IBTUN_CORE_ALLOCATES_QP
+	ibdev->ops.create_qp = ibtun_create_qp;
+#endif
+	ibdev->ops.modify_qp = ibtun_change_qp;
+	ibdev->ops.destroy_qp = ibtun_destroy_qp;
+	ibdev->ops.post_send = ibtun_post_send;
+	ibdev->ops.post_recv = ibtun_post_recv;
+	ibdev->ops.create_cq = ibtun_create_cq;
+	ibdev->ops.destroy_cq = ibtun_destroy_cq;
+	ibdev->ops.create_srq = ibtun_create_srq;
+	ibdev->ops.destroy_srq = ibtun_destroy_srq;
+	ibdev->ops.create_ah = ibtun_create_ah;
+	ibdev->ops.create_user_ah = ibtun_create_ah;
+	ibdev->ops.destroy_ah = ibtun_destroy_ah;
+	ibdev->ops.reg_user_mr = ibtun_reg_user_mr;
+	ibdev->ops.dereg_mr = ibtun_dereg_mr;
+	return 0;
+}
