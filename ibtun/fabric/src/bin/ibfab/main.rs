@@ -3,6 +3,7 @@
 //! `ibfab`: a software InfiniBand fabric behind Linux's own InfiniBand stack. See `ibfab --help`
 //! for its commands, and ibtun/fabric/README.md for its use.
 
+mod calls;
 mod capture;
 mod cli;
 mod control;

@@ -128,6 +128,7 @@ impl Engine {
                 Some(Action::Trace(args)) => {
                     filter = Some(traces.admit(fabric.topology(), &args)?);
                 }
+                Some(Action::Mark(text)) => traces.mark(now, &text),
                 None => {}
             }
             Ok((text, filter))
@@ -172,7 +173,10 @@ impl Engine {
     /// Sleeps until a descriptor is readable or a timer is due.
     fn wait(&self) -> anyhow::Result<()> {
         let remote = self.remote.as_ref().and_then(Remote::poll_timeout);
-        let timeout = match self.fabric.poll_timeout().into_iter().chain(remote).min() {
+        let traces = self.traces.timeout().map(|wait| boot_time().map(|now| now + wait));
+        let traces = traces.transpose()?;
+        let due = self.fabric.poll_timeout().into_iter().chain(remote).chain(traces).min();
+        let timeout = match due {
             None => PollTimeout::NONE,
             Some(due) => {
                 // Rounded up, so that the timer is due after the sleep.

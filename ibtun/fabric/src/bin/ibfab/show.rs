@@ -39,6 +39,11 @@ pub(crate) enum Command {
     Behave(BehaveArgs),
     /// Show each packet that a channel adapter or router sends or receives, until interrupted
     Trace(TraceArgs),
+    /// Write a line into all traces
+    Mark {
+        /// What the line says
+        text: String,
+    },
 }
 
 #[derive(Args, Clone, Debug)]
@@ -190,6 +195,8 @@ pub(crate) enum Action {
     },
     /// Tell the client about packets.
     Trace(TraceArgs),
+    /// Tell all of them this.
+    Mark(String),
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -233,6 +240,7 @@ pub(crate) fn answer(
             let (name, _) = args.queue_pair.clone();
             Ok((String::new(), Some(Action::Device { name, faults: queue_pair_faults(&args) })))
         }
+        Command::Mark { text } => Ok((String::new(), Some(Action::Mark(text)))),
         Command::Behave(BehaveArgs { device: name, behaviour, on }) => {
             let behaviour = behaviour.behaviour();
             Ok((String::new(), Some(Action::Behave { name, behaviour, on })))

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! `ibfab trace`: tells clients of the control socket about each packet that a channel adapter or
-//! router sends or receives.
+//! router sends or receives, and if wanted about what programs call.
 
 use std::io::{ErrorKind, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -16,12 +17,16 @@ use ibarr_fabric::{Crossing, Topology};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
+use crate::calls::{Call, Calls};
 use crate::decode::Decoded;
 
 /// Clients at a time.
 const MAX_TRACES: usize = 8;
 
-/// What may wait for a client, in bytes. Packets without room are not shown, and counted.
+/// How often the kernel is asked for calls, as it does not say that there are any.
+const CALLS_EVERY: Duration = Duration::from_millis(20);
+
+/// What may wait for a client, in bytes. Lines without room are not shown, and counted.
 const ROOM: usize = 256 * 1024;
 
 #[derive(Args, Clone, Debug)]
@@ -32,6 +37,9 @@ pub(crate) struct TraceArgs {
     /// Show only packets to or from a queue pair of this number, or not from a known one
     #[arg(long, value_name = "NUMBER")]
     qp: Option<u32>,
+    /// Show also what programs call, completions, retries and asynchronous events (needs tracefs)
+    #[arg(long)]
+    calls: bool,
     /// Show each packet as a JSON object
     #[arg(long)]
     json: bool,
@@ -39,14 +47,20 @@ pub(crate) struct TraceArgs {
 
 /// All clients that watch.
 #[derive(Debug, Default)]
-pub(crate) struct Traces(Vec<Trace>);
+pub(crate) struct Traces {
+    all: Vec<Trace>,
+    /// While a client wants them.
+    calls: Option<Calls>,
+}
 
 #[derive(Debug)]
 struct Trace {
     stream: UnixStream,
     filter: Filter,
+    /// Lines of this turn, to be put in order.
+    lines: Vec<(Instant, String)>,
     waiting: Vec<u8>,
-    /// Packets that are not shown, for lack of room.
+    /// Lines that are not shown, for lack of room.
     dropped: u64,
 }
 
@@ -54,6 +68,7 @@ struct Trace {
 pub(crate) struct Filter {
     port: Option<PortId>,
     qp: Option<u32>,
+    calls: bool,
     json: bool,
 }
 
@@ -78,26 +93,35 @@ impl Traces {
     /// Checks a request.
     ///
     /// # Errors
-    /// There is no such port, or there are too many clients.
-    pub(crate) fn admit(&self, topology: &Topology, args: &TraceArgs) -> anyhow::Result<Filter> {
-        if self.0.len() >= MAX_TRACES {
+    /// There is no such port, there are too many clients, or the kernel does not trace.
+    pub(crate) fn admit(
+        &mut self,
+        topology: &Topology,
+        args: &TraceArgs,
+    ) -> anyhow::Result<Filter> {
+        if self.all.len() >= MAX_TRACES {
             bail!("{MAX_TRACES} traces are running: end one of them");
         }
         let port = args.port.as_ref().map(|name| {
             let port = topology.find_port(name);
             port.with_context(|| format!("no port {name}: write it as NODE/NUMBER"))
         });
-        Ok(Filter { port: port.transpose()?, qp: args.qp, json: args.json })
+        let port = port.transpose()?;
+        if args.calls && self.calls.is_none() {
+            self.calls = Some(Calls::begin()?);
+        }
+        Ok(Filter { port, qp: args.qp, calls: args.calls, json: args.json })
     }
 
     pub(crate) fn add(&mut self, stream: UnixStream, filter: Filter) {
         if stream.set_nonblocking(true).is_ok() {
-            self.0.push(Trace { stream, filter, waiting: Vec::new(), dropped: 0 });
+            let (lines, waiting) = Default::default();
+            self.all.push(Trace { stream, filter, lines, waiting, dropped: 0 });
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all.is_empty()
     }
 
     /// Tells all clients about a packet.
@@ -109,7 +133,7 @@ impl Traces {
             (Some(crossing.port), Direction::Received),
         ];
         for (port, direction) in ends.iter().filter_map(|(port, way)| Some(((*port)?, *way))) {
-            for trace in &mut self.0 {
+            for trace in &mut self.all {
                 if !trace.filter.wants_port(topology, port) {
                     continue;
                 }
@@ -119,19 +143,41 @@ impl Traces {
                     continue;
                 };
                 let name = topology.port_name(port);
-                trace.push(&trace.filter.line(crossing.at, &name, direction, packet));
+                trace.add(crossing.at, trace.filter.line(crossing.at, &name, direction, packet));
             }
         }
     }
 
-    /// Sends what the clients take, and forgets those that are gone.
+    /// Tells all clients what a user has to say.
+    pub(crate) fn mark(&mut self, now: Instant, text: &str) {
+        for trace in &mut self.all {
+            trace.add(now, trace.filter.mark(now, text));
+        }
+    }
+
+    /// When [`Traces::flush`] wants to be called again.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.calls.as_ref().map(|_| CALLS_EVERY)
+    }
+
+    /// Sends what the clients take, and forgets those that are gone. Calls that were made before this are read
+    /// now, so they are in order with the packets of this turn, and no packet of the next turn is older.
     pub(crate) fn flush(&mut self) {
-        self.0.retain_mut(|trace| trace.flush().is_ok() && !trace.is_gone());
+        for call in self.calls.as_mut().map(Calls::read).unwrap_or_default() {
+            for trace in self.all.iter_mut().filter(|trace| trace.filter.wants_call(&call)) {
+                trace.add(call.at, trace.filter.call(&call));
+            }
+        }
+        self.all.iter_mut().for_each(Trace::sort);
+        self.all.retain_mut(|trace| trace.flush().is_ok() && !trace.is_gone());
+        if !self.all.iter().any(|trace| trace.filter.calls) {
+            self.calls = None;
+        }
     }
 
     /// The sockets that wait for their clients.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let waiting = self.0.iter().filter(|trace| !trace.waiting.is_empty());
+        let waiting = self.all.iter().filter(|trace| !trace.waiting.is_empty());
         waiting.map(|trace| trace.stream.as_fd())
     }
 }
@@ -148,6 +194,28 @@ impl Filter {
         self.qp.is_none_or(|qp| packet.qp == qp || packet.source_qp == Some(qp))
     }
 
+    fn wants_call(self, call: &Call) -> bool {
+        self.calls && self.qp.is_none_or(|qp| call.is_of_queue_pair(qp))
+    }
+
+    fn call(self, call: &Call) -> String {
+        if self.json {
+            serde_json::Value::Object(call.object()).to_string()
+        } else {
+            format!("{} {call}", seconds(call.at))
+        }
+    }
+
+    fn mark(self, at: Instant, text: &str) -> String {
+        if self.json {
+            let time = u64::try_from(at.since(Instant::BOOT).as_nanos()).unwrap_or(u64::MAX);
+            serde_json::json!({ "time": time, "mark": text }).to_string()
+        } else {
+            // One line.
+            format!("{} -- {}", seconds(at), text.replace(char::is_control, " "))
+        }
+    }
+
     fn line(self, at: Instant, port: &str, direction: Direction, packet: &Decoded) -> String {
         let time = at.since(Instant::BOOT);
         if self.json {
@@ -159,7 +227,7 @@ impl Filter {
                 Direction::Sent => "sends",
                 Direction::Received => "receives",
             };
-            format!("{}.{:06} {port} {way} {packet}", time.as_secs(), time.subsec_micros())
+            format!("{} {port} {way} {packet}", seconds(at))
         }
     }
 
@@ -172,7 +240,26 @@ impl Filter {
     }
 }
 
+/// Since the machine's boot.
+fn seconds(at: Instant) -> String {
+    let time = at.since(Instant::BOOT);
+    format!("{}.{:06}", time.as_secs(), time.subsec_micros())
+}
+
 impl Trace {
+    fn add(&mut self, at: Instant, line: String) {
+        self.lines.push((at, line));
+    }
+
+    /// Puts the lines of this turn behind those that wait.
+    fn sort(&mut self) {
+        let mut lines = std::mem::take(&mut self.lines);
+        lines.sort_by_key(|(at, _)| *at);
+        for (_, line) in &lines {
+            self.push(line);
+        }
+    }
+
     fn push(&mut self, line: &str) {
         // Room for the line about a gap is left.
         if self.waiting.len() + line.len() > ROOM {
@@ -224,7 +311,7 @@ mod tests {
     }
 
     fn args() -> TraceArgs {
-        TraceArgs { port: None, qp: None, json: false }
+        TraceArgs { port: None, qp: None, calls: false, json: false }
     }
 
     fn lines(stream: UnixStream) -> Vec<String> {
@@ -241,10 +328,11 @@ mod tests {
             args(),
             TraceArgs { port: Some("S/2".to_owned()), ..args() },
             TraceArgs { qp: Some(19), ..args() },
-            TraceArgs { json: true, port: Some("H2".to_owned()), qp: Some(18) },
+            TraceArgs { json: true, port: Some("H2".to_owned()), qp: Some(18), ..args() },
         ] {
             let (own, client) = UnixStream::pair().unwrap();
-            traces.add(own, traces.admit(&topology, &args).unwrap());
+            let filter = traces.admit(&topology, &args).unwrap();
+            traces.add(own, filter);
             clients.push(client);
         }
         traces.write(&topology, &crossing(&topology, "S/1", 1));
@@ -269,12 +357,13 @@ mod tests {
         let topology: Topology = TOPOLOGY.parse().unwrap();
         let mut traces = Traces::default();
         let (own, client) = UnixStream::pair().unwrap();
-        traces.add(own, traces.admit(&topology, &args()).unwrap());
+        let filter = traces.admit(&topology, &args()).unwrap();
+        traces.add(own, filter);
         let mut sent = 0;
-        while traces.0[0].dropped < 1000 {
+        while traces.all[0].dropped < 1000 {
             traces.write(&topology, &crossing(&topology, "H2", 1));
             traces.flush();
-            assert!(traces.0[0].waiting.len() <= ROOM);
+            assert!(traces.all[0].waiting.len() <= ROOM);
             sent += 1;
         }
         let client = BufReader::new(client);
@@ -287,7 +376,7 @@ mod tests {
             }
             shown += 1;
             traces.flush();
-            if traces.fds().next().is_none() && traces.0[0].dropped > 0 {
+            if traces.fds().next().is_none() && traces.all[0].dropped > 0 {
                 traces.write(&topology, &crossing(&topology, "H2", 1));
                 traces.flush();
             }
@@ -303,7 +392,8 @@ mod tests {
         for _ in 0..MAX_TRACES {
             let (own, client) = UnixStream::pair().unwrap();
             client.shutdown(std::net::Shutdown::Write).unwrap();
-            traces.add(own, traces.admit(&topology, &args()).unwrap());
+            let filter = traces.admit(&topology, &args()).unwrap();
+            traces.add(own, filter);
             clients.push(client);
         }
         traces.flush();
