@@ -126,6 +126,9 @@ fn prove(report: &mut Report) {
     report.claim("a trace names packets in the specification's words", trace::names_packets());
     resources::prove(report);
     faults::prove(report);
+    report.claim("a trace has calls, packets and completions in order", trace::calls_in_order());
+    report.claim("a trace has calls and completions inside one HCA", trace::calls_inside());
+    report.claim("a trace has retries and asynchronous events", trace::retries_and_events());
     report
         .claim("the kernel names programs with too large an MTU", on_own_wire(manners::large_mtu));
     manners::prove(report);

@@ -25,6 +25,7 @@ const PINGPONG: [(&str, u64); 6] =
 
 pub(super) fn prove(report: &mut Report) {
     report.claim("rdma lists the objects of a connection, and none after it", objects());
+    report.claim("rdma lists shared receive queues", shared_queues());
     report.claim("rdma lists the identifiers of the connection manager", identifiers());
     report.claim("rdma shows the counters of a port", statistics());
 }
@@ -100,6 +101,19 @@ fn objects() -> Result<()> {
     let after = now()?;
     ensure!(after == before, "{kinds:?}: {before:?} before, {after:?} after");
     Ok(())
+}
+
+fn shared_queues() -> Result<()> {
+    let list = || rdma(&["resource", "show", "srq", "dev", OURS.0]);
+    let options = ["-q", "4", "-n", "1000000"];
+    let (mut server, words) = start_pingpong("ibv_srq_pingpong", OTHER, OURS, &options)?;
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let mut client = spawn("ibv_srq_pingpong-listed", Place::Here, &words)?;
+    let process = connected(OURS)?.process;
+    let all = list()?;
+    ensure!(all.as_array().is_some_and(|all| all.iter().any(|row| row["pid"] == process)), "{all}");
+    client.kill()?;
+    server.kill()
 }
 
 fn identifiers() -> Result<()> {

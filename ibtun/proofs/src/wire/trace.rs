@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! `ibfab trace` shows the packets of a connection, while it is there.
+//! `ibfab trace` shows the packets of a connection, while it is there, and what its program calls.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::{M, M_ADDRESS, OTHER, OURS, pingpong};
+use super::resources::connected;
+use super::{M, M_ADDRESS, OTHER, OURS, SAME, pingpong, start_pingpong};
 use crate::rig::{self, Place, Process, spawn};
 
 /// Our end in the topology.
@@ -63,7 +64,9 @@ fn lines(trace: &Process, from: usize) -> Result<Vec<Value>> {
     let said = trace.said()?;
     let whole = said.get(from..).context("it became shorter")?.rsplit_once('\n');
     let (whole, _) = whole.unwrap_or_default();
-    whole.lines().map(|line| serde_json::from_str(line).context(line.to_owned())).collect()
+    // The first line is the command.
+    let objects = whole.lines().filter(|line| !line.starts_with('$'));
+    objects.map(|line| serde_json::from_str(line).context(line.to_owned())).collect()
 }
 
 /// The packets of rping, and of the connection manager, in words.
@@ -93,4 +96,126 @@ pub(super) fn names_packets() -> Result<()> {
     let refusal = refusal.map(|error| format!("{error:#}")).unwrap_or_default();
     ensure!(refusal.contains("no port X/1"), "{refusal}");
     Ok(())
+}
+
+/// Begins a trace with calls, and says so in it.
+fn with_calls(name: &str, mark: &str) -> Result<Process> {
+    let trace = spawn(name, Place::Here, &["ibfab", "trace", "--json", "--calls"])?;
+    rig::eventually(|| {
+        rig::run(Place::Here, &["ibfab", "mark", mark])?;
+        ensure!(lines(&trace, 0)?.iter().any(|line| line["mark"] == mark), "no mark");
+        Ok(())
+    })?;
+    Ok(trace)
+}
+
+/// Waits for the end of the program at our end. Returns what was traced of our device and port.
+fn until_destroyed(trace: &Process) -> Result<Vec<Value>> {
+    rig::eventually(|| {
+        let mut all = lines(trace, 0)?;
+        all.retain(|line| {
+            line["device"] == OURS.0 || line["port"] == PORT || line["mark"].is_string()
+        });
+        let is_end = |line: &Value| line["call"] == "dereg_mr" && is_pingpong(line);
+        ensure!(all.iter().any(is_end), "the program has not ended");
+        Ok(all)
+    })
+}
+
+fn is_pingpong(line: &Value) -> bool {
+    line["program"]
+        .as_str()
+        .is_some_and(|name| "ibv_rc_pingpong".starts_with(name) && name.len() > 10)
+}
+
+/// A program's calls, packets and completions are in the order in which they happen.
+pub(super) fn calls_in_order() -> Result<()> {
+    let mut trace = with_calls("trace-calls", "begin")?;
+    pingpong("ibv_rc_pingpong", [OTHER, OURS], &["-e", "-s", "100", "-n", "5"])?;
+    let all = until_destroyed(&trace)?;
+    trace.kill()?;
+    let created = all.iter().find(|line| line["call"] == "create_qp" && is_pingpong(line));
+    let qp = created.context("no queue pair is made")?["qp"].clone();
+    let state = |state: u32| {
+        move |line: &Value| {
+            line["call"] == "modify_qp" && line["state"] == state && line["result"] == 0
+        }
+    };
+    let is_packet = |direction: &'static str, opcode: &'static str| {
+        move |line: &Value| line["direction"] == direction && line["opcode"] == opcode
+    };
+    let is_completion = |line: &Value| line["event"] == "completion" && line["status"] == 0;
+    let mut rest = all.iter();
+    let mut comes = |step: &str, is_it: &dyn Fn(&Value) -> bool| -> Result<()> {
+        ensure!(rest.any(is_it), "no {step}, or too early");
+        Ok(())
+    };
+    comes("INIT", &state(1))?;
+    comes("RTR", &state(2))?;
+    comes("RTS", &state(3))?;
+    comes("post_send", &|line| line["call"] == "post_send" && line["qp"] == qp)?;
+    comes("request", &is_packet("sent", "RC SEND Only"))?;
+    comes("acknowledge", &is_packet("received", "RC Acknowledge"))?;
+    comes("completion", &is_completion)?;
+    comes("destroy_qp", &|line| line["call"] == "destroy_qp" && line["qp"] == qp)?;
+    comes("destroy_cq", &|line| line["call"] == "destroy_cq")?;
+    for (what, expected) in [("post_send", 5), ("create_qp", 1), ("destroy_qp", 1)] {
+        let is_it = |line: &&Value| line["call"] == what && line["qp"] == qp;
+        let number = all.iter().filter(is_it).count();
+        ensure!(number == expected, "{number} {what}");
+    }
+    let is_it = |line: &&Value| is_completion(line) && line["qp"] == qp;
+    let number = all.iter().filter(is_it).count();
+    ensure!(number == 10, "{number} completions of 5 sends and 5 receives");
+    for call in ["create_cq", "reg_user_mr"] {
+        ensure!(all.iter().any(|line| line["call"] == call && is_pingpong(line)), "no {call}");
+    }
+    let times = all.iter().map(|line| line["time"].as_u64().map(|time| time / 1000));
+    ensure!(times.is_sorted(), "not in the order of time");
+    Ok(())
+}
+
+/// What makes no packets is there, too.
+pub(super) fn calls_inside() -> Result<()> {
+    let mut trace = with_calls("trace-inside", "inside")?;
+    pingpong("ibv_rc_pingpong", [SAME, OURS], &["-s", "100", "-n", "5"])?;
+    let all = until_destroyed(&trace)?;
+    trace.kill()?;
+    let number =
+        all.iter().filter(|line| line["event"] == "completion" && line["status"] == 0).count();
+    ensure!(number >= 20, "{number} completions of two queue pairs");
+    let is_rc =
+        |line: &&Value| line["opcode"].as_str().is_some_and(|opcode| opcode.starts_with("RC "));
+    ensure!(!all.iter().any(|line| is_rc(&line)), "packets of a connection");
+    Ok(())
+}
+
+/// Retries and asynchronous events.
+pub(super) fn retries_and_events() -> Result<()> {
+    let mut trace = with_calls("trace-faults", "faults")?;
+    let options = ["-s", "100", "-n", "1000000"];
+    let (mut server, words) = start_pingpong("ibv_rc_pingpong", OTHER, OURS, &options)?;
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let mut client = spawn("ibv_rc_pingpong-traced", Place::Here, &words)?;
+    let qp = connected(OURS)?;
+    let name = format!("{}/{}", qp.device, qp.number);
+    let has = |what: &str, is_it: &dyn Fn(&Value) -> bool| {
+        rig::eventually(|| {
+            ensure!(lines(&trace, 0)?.iter().any(is_it), "no {what}");
+            Ok(())
+        })
+    };
+    rig::run(Place::Here, &["ibfab", "fault", "qp", &name, "--drop", "1"])?;
+    // Its peer's, if what is lost is an acknowledge.
+    has("retry", &|line| line["event"] == "retry" && line["reason"] == "time-out")?;
+    rig::run(Place::Here, &["ibfab", "fault", "qp", &name, "--error", "qp"])?;
+    // IB_EVENT_QP_FATAL.
+    let is_ours = |line: &Value| line["device"] == OURS.0 && line["qp"] == qp.number;
+    has("event", &|line| is_ours(line) && line["event"] == "event" && line["number"] == 1)?;
+    has("flushed completion", &|line| {
+        is_ours(line) && line["event"] == "completion" && line["status"] == 5
+    })?;
+    client.kill()?;
+    server.kill()?;
+    trace.kill()
 }
