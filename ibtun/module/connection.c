@@ -34,7 +34,7 @@ void ibtun_modify_qp(struct rvt_qp *qp, struct ib_qp_attr *attr, int mask, struc
 		own->wire = !READ_ONCE(ibtun_loopback) ||
 			    ibtun_behaves(hca, IBTUN_BEHAVIOUR_SRQ_ORDER) ||
 			    !ibtun_port_here(hca, qp);
-	ibtun_check_attributes(qp, attr, mask);
+	ibtun_check_path(qp, attr, mask);
 }
 
 /* The queue pair will be used again. rdmavt has let go of all memory. */

@@ -140,6 +140,7 @@ static const struct rvt_driver_provided ibtun_driver = {
 	.setup_wqe = ibtun_setup_wqe,
 	.stop_send_queue = ibtun_stop_send,
 	.quiesce_qp = ibtun_stop_send,
+	.check_modify_qp = ibtun_check_modify,
 	.modify_qp = ibtun_modify_qp,
 	.flush_qp_waiters = ibtun_notify_error,
 	.notify_qp_reset = ibtun_notify_reset,

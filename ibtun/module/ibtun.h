@@ -293,9 +293,13 @@ void ibtun_receive(struct ibtun_hca *hca, struct ibtun_hca_port *port, const __b
 enum ibtun_manner {
 	IBTUN_NO_TIMEOUT,
 	IBTUN_LARGE_MTU,
+	IBTUN_LOST_WORK,
+	IBTUN_MANNERS
 };
 
-void ibtun_check_attributes(struct rvt_qp *qp, const struct ib_qp_attr *attr, int mask);
+int ibtun_check_modify(struct rvt_qp *qp, struct ib_qp_attr *attr, int mask,
+		       struct ib_udata *udata);
+void ibtun_check_path(struct rvt_qp *qp, const struct ib_qp_attr *attr, int mask);
 
 /* calls.c */
 int ibtun_trace_calls(struct ib_device *ibdev);

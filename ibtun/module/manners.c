@@ -3,6 +3,7 @@
  * Warns of callers that rely on what the specification leaves open. They work
  * here, and may not with another HCA or on a real wire.
  */
+#include <linux/moduleparam.h>
 #include <linux/ratelimit.h>
 #include <linux/sched.h>
 #include <rdma/ib_verbs.h>
@@ -10,12 +11,17 @@
 
 #include "ibtun.h"
 
+static bool ibtun_manner_err;
+module_param_named(manner_err, ibtun_manner_err, bool, 0644);
+MODULE_PARM_DESC(manner_err, "Refuse to modify a queue pair as the module warns of; a large MTU passes");
+
 /* So many warnings in so long a time, of all HCAs. */
 static DEFINE_RATELIMIT_STATE(ibtun_warnings, 60 * HZ, 10);
 
 static const char * const ibtun_manners[] = {
 	[IBTUN_NO_TIMEOUT] = "its time-out is 0, never: one lost packet stops it for good",
 	[IBTUN_LARGE_MTU] = "its path MTU is larger than its port's: a switch would drop packets",
+	[IBTUN_LOST_WORK] = "it is reset before its work is complete: there will be no completions",
 };
 
 /* In any context. */
@@ -39,16 +45,29 @@ static void ibtun_warn(struct rvt_qp *qp, enum ibtun_manner manner)
 			   ibtun_manners[manner]);
 }
 
+/* What a queue pair is to become, with rdmavt's locks for that held. */
+int ibtun_check_modify(struct rvt_qp *qp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata)
+{
+	struct ibtun_qp *own = qp->priv;
+	unsigned long found = 0;
+	unsigned int manner;
+
+	if (mask & IB_QP_STATE && attr->qp_state == IB_QPS_RESET &&
+	    qp->s_last != READ_ONCE(qp->s_head))
+		found |= BIT(IBTUN_LOST_WORK);
+	if (mask & IB_QP_TIMEOUT && !attr->timeout && own->wire)
+		found |= BIT(IBTUN_NO_TIMEOUT);
+	for_each_set_bit(manner, &found, IBTUN_MANNERS)
+		ibtun_warn(qp, manner);
+	return found && READ_ONCE(ibtun_manner_err) ? -EINVAL : 0;
+}
+
 /* What a connected queue pair was given. rdmavt's locks for that are held. */
-void ibtun_check_attributes(struct rvt_qp *qp, const struct ib_qp_attr *attr, int mask)
+void ibtun_check_path(struct rvt_qp *qp, const struct ib_qp_attr *attr, int mask)
 {
 	struct ibtun_hca_port *port = ibtun_port_of(qp);
 	struct ibtun_qp *own = qp->priv;
 
-	if (!own->wire)
-		return;
-	if ((mask & IB_QP_TIMEOUT) && !attr->timeout)
-		ibtun_warn(qp, IBTUN_NO_TIMEOUT);
-	if ((mask & IB_QP_PATH_MTU) && attr->path_mtu > READ_ONCE(port->mtu))
+	if (own->wire && mask & IB_QP_PATH_MTU && attr->path_mtu > READ_ONCE(port->mtu))
 		ibtun_warn(qp, IBTUN_LARGE_MTU);
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-"""Six small programs: for each behaviour one that is right, and one that relies on what the specification does not say.
+"""Small programs: for each behaviour and warning one that is right, and one that relies on what the specification does not
+say.
 
 Arguments: the device and the programs, such as `fields-wrong`. Prints whether each gets what it expects.
 """
@@ -10,15 +11,18 @@ import sys
 from pyverbs.addr import AHAttr
 from pyverbs.cq import CQ
 from pyverbs.device import Context
-from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE, IBV_QPS_ERR, IBV_QPT_RC, IBV_WC_RECV, IBV_WC_SEND, IBV_WR_SEND
+from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_RC, IBV_WC_RECV, IBV_WC_SEND, IBV_WR_SEND
 from pyverbs.mr import MR
 from pyverbs.pd import PD
+from pyverbs.pyverbs_error import PyverbsRDMAError
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
 DEVICE, PROGRAMS = sys.argv[1], sys.argv[2:]
 PORT = 1
+# No queue pair has this number.
+NOBODY = 0xFFFFF0
 MESSAGES = 4
 SIZE = 8
 
@@ -80,13 +84,14 @@ def numbers(right):
     return True
 
 
-def connect(qp, peer):
+def connect(qp, peer, psn=0, timeout=14):
     attr = QPAttr(port_num=PORT)
-    attr.dest_qp_num = peer.qp_num
+    attr.dest_qp_num = peer
+    attr.sq_psn = psn
     attr.path_mtu = 3
     attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
     attr.min_rnr_timer = 12
-    attr.timeout = 14
+    attr.timeout = timeout
     attr.retry_cnt = attr.rnr_retry = 7
     attr.ah_attr = AHAttr(dlid=context.query_port(PORT).lid, port_num=PORT)
     qp.to_rts(attr)
@@ -99,8 +104,8 @@ def srq_order(right):
     for number in range(MESSAGES):
         srq.post_recv(RecvWR(number, 1, [place(number)]))
     sender, receiver = queue_pair(sends), queue_pair(receives, srq)
-    connect(receiver, sender)
-    connect(sender, receiver)
+    connect(receiver, sender.qp_num)
+    connect(sender, receiver.qp_num)
     texts = [f"message{number}"[:SIZE] for number in range(MESSAGES)]
     texts = [text[:-1] + str(number) for number, text in enumerate(texts)]
     for number, text in enumerate(texts):
@@ -113,7 +118,41 @@ def srq_order(right):
     return seen == texts
 
 
-programs = {"fields": fields, "numbers": numbers, "srq-order": srq_order}
+def psn(right):
+    """Begins with a random PSN. The wrong one takes 32 bits."""
+    qp = queue_pair(CQ(context, 1))
+    connect(qp, qp.qp_num, 0xABCDEF if right else 0xABCDEF01)
+    return True
+
+
+def reset(right):
+    """Gives up a connection that nobody answers. The wrong one leaves the request in the queue."""
+    cq = CQ(context, 1)
+    qp = queue_pair(cq)
+    connect(qp, NOBODY)
+    send(qp, 0)
+    if right:
+        qp.modify(QPAttr(qp_state=IBV_QPS_ERR), 1)
+        completions(cq, 1)
+    qp.modify(QPAttr(qp_state=IBV_QPS_RESET), 1)
+    return True
+
+
+def timeout(right):
+    """Sends to a queue pair that may not answer. The wrong one waits for ever."""
+    qp = queue_pair(CQ(context, 1))
+    connect(qp, NOBODY, timeout=14 if right else 0)
+    return True
+
+
+def run(program, right):
+    try:
+        return program(right)
+    except PyverbsRDMAError:
+        return False
+
+
+programs = {"fields": fields, "numbers": numbers, "srq-order": srq_order, "psn": psn, "reset": reset, "time-out": timeout}
 for program in PROGRAMS:
     name, kind = program.rsplit("-", 1)
-    print(program, "works" if programs[name](kind == "right") else "is broken")
+    print(program, "works" if run(programs[name], kind == "right") else "is broken")

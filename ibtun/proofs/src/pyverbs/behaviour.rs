@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! What the specification allows and few HCAs do: it breaks a program that relies on more, and no other.
+//! What the specification allows and few HCAs do: it breaks a program that relies on more, and no other. And what the
+//! kernel warns of, and refuses if it is told to.
 
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::kernel_log;
 use crate::report::Report;
 use crate::rig::{self, Place};
 use crate::wire::OURS;
 
 const RUN: &str = "/run/behave.py";
+const MANNER_ERR: &str = "/sys/module/ibtun/parameters/manner_err";
+/// What is said of the wrong programs of that name.
+const WIDE_PSN: &str = "sq_psn overflow, masking to 24 bits";
+const RESET: &str = "it is reset before its work is complete";
 const BEHAVIOURS: [&str; 3] = ["fields", "numbers", "srq-order"];
 
 pub(super) fn prove(report: &mut Report) {
@@ -19,6 +25,7 @@ pub(super) fn prove(report: &mut Report) {
         report.claim(&format!("{behaviour}: the wrong program is broken"), breaks(behaviour));
     }
     report.claim("wrong programs work again", all_work());
+    report.claim("what the kernel warns of is refused, if wanted", refused());
 }
 
 fn unpack() -> Result<()> {
@@ -53,4 +60,28 @@ fn breaks(behaviour: &str) -> Result<()> {
     let outcomes = outcomes(&[wrong, right])?;
     ensure!(outcomes == expected, "{outcomes:?}");
     switch("off").map(drop)
+}
+
+fn refused() -> Result<()> {
+    let expect = |programs: &[&str], how: &str| -> Result<()> {
+        let programs: Vec<_> = programs.iter().map(|&program| program.to_owned()).collect();
+        let outcomes = outcomes(&programs)?;
+        let expected: Vec<_> = programs.iter().map(|program| format!("{program} {how}")).collect();
+        ensure!(outcomes == expected, "{outcomes:?}");
+        Ok(())
+    };
+    let warnings = |text: &str| -> Result<usize> {
+        Ok(kernel_log::lines()?.iter().filter(|line| line.contains(text)).count())
+    };
+    let before = warnings(WIDE_PSN)?;
+    expect(&["psn-right", "reset-right"], "works")?;
+    ensure!(warnings(RESET)? == 0 && warnings(WIDE_PSN)? == before, "right programs are warned of");
+    expect(&["psn-wrong", "reset-wrong"], "works")?;
+    ensure!(warnings(RESET)? == 1, "no warning of the reset");
+    ensure!(warnings(WIDE_PSN)? == before + 1, "no warning of the PSN");
+    fs::write(MANNER_ERR, "Y").context(MANNER_ERR)?;
+    let strict = expect(&["reset-wrong", "time-out-wrong"], "is broken");
+    let strict = strict.and_then(|()| expect(&["reset-right", "time-out-right"], "works"));
+    fs::write(MANNER_ERR, "N").context(MANNER_ERR)?;
+    strict
 }
