@@ -169,7 +169,9 @@ int ibtun_trace_calls(struct ib_device *ibdev)
 	ibdev->ops.create_srq = ibtun_create_srq;
 	ibdev->ops.destroy_srq = ibtun_destroy_srq;
 	ibdev->ops.create_ah = ibtun_create_ah;
+#ifdef IBTUN_HAS_USER_AH
 	ibdev->ops.create_user_ah = ibtun_create_ah;
+#endif
 	ibdev->ops.destroy_ah = ibtun_destroy_ah;
 	ibdev->ops.reg_user_mr = ibtun_reg_user_mr;
 	ibdev->ops.dereg_mr = ibtun_dereg_mr;

@@ -14,7 +14,10 @@
 #define ibtun_number		u32
 #endif
 
-/* Who allocates a queue pair; and what else a queue and a region of memory are made with. */
+/* How objects are made: by whom, by which function, and with what. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 11, 0)
+#define IBTUN_HAS_USER_AH	1
+#endif
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 15, 0)
 #define IBTUN_CORE_ALLOCATES_QP	1
 #endif
