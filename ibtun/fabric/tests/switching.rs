@@ -7,7 +7,8 @@ mod support;
 use ibarr_common::ib::{Gid, Guid, Lid, PKey};
 use ibarr_fabric::wire::packet::{Error, GrhWire, Packet};
 use ibarr_fabric::wire::smp::{
-    LINEAR_FORWARDING, MULTICAST_FORWARDING, P_KEY_TABLE, PORT_INFO, PortInfoWire, PortState,
+    GUID_INFO, LINEAR_FORWARDING, MULTICAST_FORWARDING, P_KEY_TABLE, PORT_INFO, PortInfoWire,
+    PortState,
 };
 use ibarr_fabric::{DropReason, Input, MAX_QUEUED};
 use zerocopy::IntoBytes as _;
@@ -243,57 +244,128 @@ rtguid=0x300000
 Rt 2 "R"
 "#;
 
+/// A host in each subnet, and the router.
+struct Routed {
+    subnet: Subnet,
+    here: Gid,
+    away: Gid,
+    slid: Lid,
+    router: Lid,
+    exit: Lid,
+    /// Of the host in the other subnet.
+    dlid: Lid,
+}
+
+/// The prefix of the other subnet.
+const AWAY: u64 = 0xfec0_0000_0000_0002;
+const OTHER: u64 = 0xfec0_0000_0000_0003;
+
+fn gid(prefix: u64, guid: Guid) -> Gid {
+    Gid::new((u128::from(prefix) << 64 | u128::from(guid.get())).to_be_bytes()).unwrap()
+}
+
+impl Routed {
+    fn up(routing: &str) -> Self {
+        let text = TWO_SUBNETS.replace("rtguid", &format!("routing={routing}\nrtguid"));
+        let mut subnet = Subnet::new(&text, "H1");
+        // The subnets share no link, so each manager sees its own; both start at LID 1.
+        let left = subnet.bring_up();
+        subnet.set_manager("H2");
+        let right = subnet.bring_up();
+        // The second subnet gets another prefix.
+        for path in [&[][..], &[1, 2]] {
+            let mut info: PortInfoWire = port_info(&subnet.get(path, PORT_INFO, 0));
+            info.gid_prefix = AWAY.into();
+            info.speed_supported_state &= 0xf0;
+            info.physical_default &= 0x0f;
+            subnet.set(path, PORT_INFO, 0, info.as_bytes());
+        }
+        let guid_of = |name: &str| {
+            let port = subnet.port(name);
+            subnet.fabric.topology().node(port.node).unwrap().port_guid(port.number).unwrap()
+        };
+        let [h1, h2, r1, r2] = ["H1", "H2", "R/1", "R/2"].map(guid_of);
+        Self {
+            here: gid(0xfe80 << 48, h1),
+            away: gid(AWAY, h2),
+            slid: left[&h1.get()].lid,
+            router: left[&r1.get()].lid,
+            exit: right[&r2.get()].lid,
+            dlid: right[&h2.get()].lid,
+            subnet,
+        }
+    }
+
+    fn send(&mut self, to: Gid, hop_limit: u8) {
+        let grh = GrhWire::new(self.here.octets(), to.octets(), hop_limit);
+        let from = self.subnet.port("H1");
+        let packet = gsi_packet(self.slid, self.router, Some(grh), b"over there");
+        self.subnet.send(from, &packet);
+    }
+
+    /// Checks that a packet to `to` arrives, sent by the router to `dlid`.
+    fn arrives(&mut self, to: Gid) {
+        self.send(to, 64);
+        let port = self.subnet.port("H2");
+        let arrived = self.subnet.take(port);
+        let packet = Packet::parse(&arrived[0]).unwrap();
+        assert_eq!(packet.payload, b"over there");
+        assert_eq!((packet.slid, packet.dlid), (Some(self.exit), self.dlid));
+        assert_eq!(packet.grh.unwrap().hop_limit, 63);
+    }
+
+    /// Checks that a packet to `to` is dropped for this reason.
+    fn is_dropped(&mut self, to: Gid, hop_limit: u8, why: DropReason) {
+        let before = self.subnet.fabric.drops().of(why);
+        self.send(to, hop_limit);
+        assert_eq!(self.subnet.fabric.drops().of(why), before + 1, "{to} {hop_limit}");
+        assert!(self.subnet.received.is_empty());
+    }
+
+    /// The second subnet's manager gives H2 an alias.
+    fn give_alias(&mut self) -> Gid {
+        let alias = Guid::new(0x1405);
+        let mut block = [0; 64];
+        block[8..16].copy_from_slice(&alias.get().to_be_bytes());
+        self.subnet.set(&[], GUID_INFO, 0, &block);
+        gid(AWAY, alias)
+    }
+}
+
 #[test]
 fn router_forwards_packets_with_a_global_route() {
-    let mut subnet = Subnet::new(TWO_SUBNETS, "H1");
-    // The subnets share no link, so each manager sees its own; both start at LID 1.
-    let left = subnet.bring_up();
-    subnet.set_manager("H2");
-    let right = subnet.bring_up();
-    let (from, to) = (subnet.port("H1"), subnet.port("H2"));
-    // The second subnet gets another prefix.
-    for path in [&[][..], &[1, 2]] {
-        let mut info: PortInfoWire = port_info(&subnet.get(path, PORT_INFO, 0));
-        info.gid_prefix = 0xfec0_0000_0000_0002.into();
-        info.speed_supported_state &= 0xf0;
-        info.physical_default &= 0x0f;
-        subnet.set(path, PORT_INFO, 0, info.as_bytes());
-    }
-    let guids = ["H1", "H2", "R/1", "R/2"].map(|name| {
-        let port = subnet.port(name);
-        let node = subnet.fabric.topology().node(port.node).unwrap();
-        (name, node.port_guid(port.number).unwrap())
-    });
-    let guid_of = |name: &str| guids.iter().find(|(of, _)| *of == name).unwrap().1;
-    let gid = |prefix: u64, guid: Guid| {
-        Gid::new((u128::from(prefix) << 64 | u128::from(guid.get())).to_be_bytes()).unwrap()
-    };
-    let here = gid(0xfe80 << 48, guid_of("H1"));
-    let away = gid(0xfec0_0000_0000_0002, guid_of("H2"));
-    let (slid, router) = (left[&guid_of("H1").get()].lid, left[&guid_of("R/1").get()].lid);
-    let exit = right[&guid_of("R/2").get()].lid;
-
-    let grh = GrhWire::new(here.octets(), away.octets(), 64);
-    subnet.send(from, &gsi_packet(slid, router, Some(grh), b"over there"));
-    let arrived = subnet.take(to);
-    let packet = Packet::parse(&arrived[0]).unwrap();
-    assert_eq!(packet.payload, b"over there");
-    assert_eq!((packet.slid, packet.dlid), (Some(exit), right[&guid_of("H2").get()].lid));
-    assert_eq!(packet.grh.unwrap().hop_limit, 63);
+    let mut routed = Routed::up("guid");
+    let away = routed.away;
+    routed.arrives(away);
+    let alias = gid(AWAY, Guid::new(0x1405));
+    routed.is_dropped(alias, 64, DropReason::GlobalRoute);
+    assert_eq!(routed.give_alias(), alias);
+    routed.arrives(alias);
 
     // With a hop limit of 1 the packet is dropped, and so is one to an unknown subnet.
-    let stays = GrhWire::new(here.octets(), away.octets(), 1);
-    subnet.send(from, &gsi_packet(slid, router, Some(stays), b""));
-    assert_eq!(subnet.fabric.drops().of(DropReason::HopLimit), 1);
-    let unknown = gid(0xfec0_0000_0000_0003, guid_of("H2"));
-    let nowhere = GrhWire::new(here.octets(), unknown.octets(), 64);
-    subnet.send(from, &gsi_packet(slid, router, Some(nowhere), b""));
-    assert_eq!(subnet.fabric.drops().of(DropReason::GlobalRoute), 1);
-    let mut plain = gsi_datagram(slid, router, None);
+    routed.is_dropped(away, 1, DropReason::HopLimit);
+    routed.is_dropped(gid(OTHER, away.guid()), 64, DropReason::GlobalRoute);
+    let mut plain = gsi_datagram(routed.slid, routed.router, None);
     plain.destination = ibarr_common::ib::Qpn::new(0x48).unwrap();
-    subnet.send(from, &emit(&plain, b""));
-    assert_eq!(subnet.fabric.drops().of(DropReason::NotGlobal), 1);
-    assert!(subnet.received.is_empty());
+    let from = routed.subnet.port("H1");
+    routed.subnet.send(from, &emit(&plain, b""));
+    assert_eq!(routed.subnet.fabric.drops().of(DropReason::NotGlobal), 1);
+    assert!(routed.subnet.received.is_empty());
+}
+
+#[test]
+fn router_by_lid_takes_the_low_bits_of_the_gid_and_asks_nobody() {
+    let mut routed = Routed::up("lid");
+    let lid = u64::from(routed.dlid.get());
+    // Whatever is in the other bits, and whether or not a port has the GID.
+    for guid in [lid, 0x1405_0000_0000 | lid] {
+        routed.arrives(gid(AWAY, Guid::new(guid)));
+    }
+    let alias = routed.give_alias();
+    routed.is_dropped(alias, 64, DropReason::DestinationLid);
+    routed.is_dropped(gid(AWAY, Guid::new(0x1_0000)), 64, DropReason::GlobalRoute);
+    routed.is_dropped(gid(OTHER, Guid::new(lid)), 64, DropReason::GlobalRoute);
+    routed.is_dropped(gid(AWAY, Guid::new(lid)), 1, DropReason::HopLimit);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 //! Packets at a router: it has the agents of a channel adapter, and forwards packets with a global
 //! route header to another subnet (IBA vol. 1 §19.2).
 //!
-//! A real router asks the subnet administrator of the other subnet for the LID of a GID. This one
-//! looks it up.
+//! A router asks the subnet administrator of the other subnet for the LID of a GID; this one looks it up. Those that are
+//! sold do neither: [`Routing::Lid`].
 
 use crate::wire::packet::{self, Packet};
 use crate::wire::smp::PortState;
@@ -13,7 +13,7 @@ use ibarr_common::ib::{Gid, Lid, Qpn};
 
 use super::{Arrival, Fabric, is_management, port_id};
 use crate::drops::DropReason;
-use crate::topology::PortId;
+use crate::topology::{PortId, Routing};
 
 impl Fabric {
     pub(super) fn arrive_at_router(
@@ -51,9 +51,27 @@ impl Fabric {
         let (number, exit) = node.ports().find(|(_, port)| {
             port.info.state() == PortState::Active && port.info.gid_prefix.get() == prefix.get()
         })?;
-        let target = self.by_guid.get(&gid.guid())?;
-        let target = self.node(target.node)?.port(target.number.get())?;
-        let lid = target.info.lid().filter(|_| target.info.gid_prefix.get() == prefix.get())?;
+        let lid = match self.topology.node(router.node)?.routing {
+            Routing::Guid => self.lid_of(gid)?,
+            Routing::Lid => Lid::new(u16::try_from(gid.guid().get() & 0xffff).ok()?)?,
+        };
         Some((port_id(router.node, number)?, exit.info.lid()?, lid))
+    }
+
+    /// The LID of the port that has `gid`, or was given it by its subnet manager.
+    fn lid_of(&self, gid: Gid) -> Option<Lid> {
+        let wanted = gid.guid();
+        let in_subnet = |port: &PortId| {
+            let port = self.node(port.node)?.port(port.number.get())?;
+            port.info.lid().filter(|_| port.info.gid_prefix.get() == gid.subnet_prefix().get())
+        };
+        if let Some(port) = self.by_guid.get(&wanted) {
+            return in_subnet(port);
+        }
+        let has_alias = |port: &&PortId| {
+            let port = self.node(port.node).and_then(|node| node.port(port.number.get()));
+            port.is_some_and(|port| port.guids.contains(&wanted.get()))
+        };
+        self.by_guid.values().filter(has_alias).find_map(in_subnet)
     }
 }

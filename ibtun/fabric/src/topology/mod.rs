@@ -45,8 +45,21 @@ pub struct Node {
     pub vendor_id: u32,
     /// The vendor's number of the device.
     pub device_id: u16,
+    /// If it is a router, how it finds the LID of a destination.
+    pub routing: Routing,
     /// Ports by number, from 1 on.
     ports: Vec<Port>,
+}
+
+/// How a router finds the LID of a GID in a subnet to which it is connected.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Routing {
+    /// It knows which port has the GUID, or has it as an alias.
+    #[default]
+    Guid,
+    /// The 16 low bits of the GID are the LID, whoever has it. So do routers that are sold, with GIDs that the subnet
+    /// manager gives each host for this.
+    Lid,
 }
 
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -116,6 +129,7 @@ impl Topology {
             system_image_guid: guid,
             vendor_id: 0,
             device_id: 0,
+            routing: Routing::default(),
             ports: (1..=ports.get())
                 .map(|number| Port { guid: port_guid(number), rates: Rates::default(), peer: None })
                 .collect(),
@@ -301,6 +315,13 @@ impl fmt::Display for Topology {
                 NodeType::Router => ("Rt", "rtguid"),
             };
             writeln!(f, "vendid=0x{:x}\ndevid=0x{:x}", node.vendor_id, node.device_id)?;
+            if node.kind == NodeType::Router {
+                let routing = match node.routing {
+                    Routing::Guid => "guid",
+                    Routing::Lid => "lid",
+                };
+                writeln!(f, "routing={routing}")?;
+            }
             writeln!(f, "sysimgguid={}\n{guid}={}", node.system_image_guid, node.guid)?;
             let (name, description) = (&node.name, &node.description);
             writeln!(f, "{kind}\t{} \"{name}\"\t# \"{description}\"", node.port_count())?;

@@ -24,7 +24,7 @@ use ibarr_common::ib::Guid;
 use thiserror::Error;
 
 use self::line::{Cable, Far, Node};
-use super::{NodeId, PortId, Rate, Rates, Topology, TopologyError};
+use super::{NodeId, PortId, Rate, Rates, Routing, Topology, TopologyError};
 use crate::wire::smp::NodeType;
 
 /// A mistake in the text of a topology, with its line.
@@ -81,6 +81,9 @@ pub enum Mistake {
          15, 32 for XDR"
     )]
     Option(String),
+    /// Not a way in which a router finds LIDs.
+    #[error("{0:?} is not how a router finds LIDs: write guid or lid")]
+    Routing(String),
     /// Nodes, but no cables between them.
     #[error("a list of nodes has no cables: call ibnetdiscover without -l, -H, -S and -R")]
     List,
@@ -107,6 +110,16 @@ pub enum Mistake {
 /// How deeply files include each other, as in ibsim.
 const MAX_DEPTH: usize = 9;
 
+impl Routing {
+    fn named(name: &str) -> Result<Self, Mistake> {
+        match name {
+            "guid" => Ok(Self::Guid),
+            "lid" => Ok(Self::Lid),
+            _ => Err(Mistake::Routing(name.to_owned())),
+        }
+    }
+}
+
 /// GUIDs and other values, which stand before their node.
 #[derive(Default)]
 struct Ahead {
@@ -116,6 +129,7 @@ struct Ahead {
     system_image: Option<u64>,
     vendor: u32,
     device: u16,
+    routing: Routing,
 }
 
 /// The GUID of the next node of a kind, and the base of relative ones.
@@ -231,6 +245,10 @@ impl Parser<'_> {
             line::name(value)?.clone_into(&mut self.module);
             return Ok(());
         }
+        if key == "routing" {
+            self.ahead.routing = Routing::named(value)?;
+            return Ok(());
+        }
         // `0x200000(200000) Spine 1`: the port's GUID follows that of the switch.
         let value = value.split('(').next().unwrap_or_default().trim();
         let number = line::number(value)?;
@@ -301,6 +319,7 @@ impl Parser<'_> {
             }
             node.vendor_id = ahead.vendor;
             node.device_id = ahead.device;
+            node.routing = ahead.routing;
             node.ports.iter_mut().for_each(|port| port.rates = self.rates);
         }
         Ok(id)
