@@ -9,7 +9,6 @@ mod acm;
 mod burst;
 mod cluster;
 mod events;
-mod flid;
 mod floating;
 mod hello;
 mod join;
@@ -23,6 +22,7 @@ mod rig;
 mod rtnetlink;
 mod shell;
 mod silent;
+mod subnets;
 #[expect(unsafe_code, reason = "system calls without a safe wrapper")]
 mod sys;
 mod timings;
@@ -50,10 +50,11 @@ fn main() -> ExitCode {
         [_, "run-e"] => events::run(),
         [_, "run-f"] => no_ipv6::run(),
         [_, "run-g"] => acm::run(),
-        [_, "run-j"] => flid::run(),
+        [_, "run-j"] => subnets::flid::run(),
         [_, "run-k"] => floating::run(),
         [_, "run-l"] => rails::run(),
         [_, "run-m"] => silent::run(),
+        [_, "run-n"] => subnets::by_lid::run(),
         [_, "cluster"] => cluster::run(),
         [_, "other-guest"] => match cluster::other_guest() {
             Ok(()) => ExitCode::SUCCESS,

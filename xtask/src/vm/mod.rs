@@ -175,6 +175,8 @@ enum Fabric {
     L,
     /// OpenSM is silent for some seconds
     M,
+    /// a router as it is sold, which needs alias GIDs
+    N,
     /// the commands of ibtun's README
     Tutorial,
 }
@@ -196,6 +198,7 @@ impl Fabric {
             Self::K => "run-k",
             Self::L => "run-l",
             Self::M => "run-m",
+            Self::N => "run-n",
             Self::Tutorial => "run-tutorial",
         }
     }

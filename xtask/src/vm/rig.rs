@@ -113,7 +113,8 @@ Ca 1 \"B\"
 Ca 2 \"R\"
 ";
 
-/// Two subnets, which the router X connects. R routes IP between them. A has two ports, for a bond.
+/// Two subnets, which the router X connects. R routes IP between them. A has two ports, for a bond. The low bits of no
+/// GUID of A and B are the LID of a port.
 const SUBNETS: &str = "\
 Switch 8 \"S1\"
 [1] \"A\"[1]
@@ -127,8 +128,10 @@ Switch 8 \"S2\"
 [3] \"R\"[2]
 [5] \"X\"[2]
 
+caguid=0x107000
 Ca 2 \"A\"
 
+caguid=0x107100
 Ca 1 \"B\"
 
 Ca 2 \"R\"

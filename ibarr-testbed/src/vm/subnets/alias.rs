@@ -42,7 +42,7 @@ pub(super) fn works(here: &Ibarr) -> Result<()> {
 }
 
 /// Gives a port another GUID, and waits until the kernel has the GID.
-fn add(port: &str, guid: u64) -> Result<Gid> {
+pub(super) fn add(port: &str, guid: u64) -> Result<Gid> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(ask(port, guid))?;
     eventually(|| {

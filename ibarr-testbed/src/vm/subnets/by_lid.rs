@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `vm run n`: a router as it is sold. It sends a packet to the LID in the 16 low bits of the destination's GID. So the
+//! subnet managers give both ends alias GIDs that end in their LIDs, and the IPoIB interfaces have to use them.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use ibarr_common::ib::Gid;
+use ibarr_fabric::wire::packet::Packet;
+use ibarr_proto::paths::Partial;
+use ibarr_user::control::messages::Request;
+
+use super::{
+    A_PORT, B_PORT, CHILD_ROUTES, FAR, FAR_CHILD, INTERFACES, NEAR, ROUTES, Subnets, alias,
+    connection, gid, lid, routes,
+};
+use crate::report::Report;
+use crate::rig::{
+    self, B, Caller, Ibarr, Place, R, capture, eventually, ip, pair, rping, rping_from, spawn,
+};
+
+/// No FLID: bits 32 to 47 are 0.
+const PREFIXES: [u64; 2] = [0xfec0_0000_0000_0001, 0xfec0_0000_0000_0002];
+
+const PATIENCE: Duration = Duration::from_millis(500);
+
+pub(crate) fn run() -> ExitCode {
+    let mut report = Report::default();
+    let up = Subnets::up("lid", PREFIXES);
+    if let Some(mut subnets) = report.claim("two subnets stand", up) {
+        prove(&mut report);
+        report.claim("fabric and managers are still there", subnets.stand());
+    }
+    report.end()
+}
+
+fn prove(report: &mut Report) {
+    let here = report.claim("ibarr runs here", Ibarr::start("here", Place::Here, "", 1));
+    let there = report.claim("ibarr runs in the other subnet", Ibarr::start("b", B, "", 1));
+    let (Some(here), Some(there)) = (here, there) else { return };
+    let Some(own) = report.claim("ports have their own GIDs", both([gid(A_PORT), gid(B_PORT)]))
+    else {
+        return;
+    };
+    report.claim(
+        "both interfaces on their ports' own GIDs: requests go to another LID",
+        is_lost(own[0], own[1], B_PORT),
+    );
+    let aliases = [A_PORT, B_PORT].map(|port| alias::add(port, lid(port)?.into()));
+    let Some(aliases) =
+        report.claim("OpenSM gives both ports aliases with their LIDs", both(aliases))
+    else {
+        return;
+    };
+    let [ours, theirs] = aliases;
+    report.claim(
+        "the other end alone on its alias: its replies go to another LID",
+        take(B, "ib2", theirs)
+            .and_then(|()| routes(ROUTES))
+            .and_then(|()| answers(&here, Place::Here, FAR, theirs))
+            .and_then(|()| is_lost(theirs, own[0], A_PORT)),
+    );
+    report.claim("this end's interface takes its alias, too", {
+        take(Place::Here, "ib0", ours).and_then(|()| routes(ROUTES))
+    });
+    report.claim("each ibarr tells the other's kernel the alias, unconfigured", {
+        answers(&here, Place::Here, FAR, theirs).and_then(|()| answers(&there, B, NEAR, ours))
+    });
+    report.claim("the kernel's path is between the aliases", is_between(aliases));
+    report.claim("rping connects, and all its packets are between the aliases", connects(aliases));
+    report.claim("rping connects the other way", rping_from(B, Place::Here, NEAR));
+    report.claim("udaddy exchanges datagrams", pair("udaddy", B, FAR));
+    report.claim("ucmatose connects", pair("ucmatose", B, FAR));
+    report
+        .claim("the daemon gives others the path between the aliases", gives_path(&here, aliases));
+    report.claim("both interfaces go back, and children in another partition take the aliases", {
+        children(own, aliases)
+    });
+    report.claim("the children connect", rping(B, FAR_CHILD));
+    report.claim("the interfaces still connect in their subnet", rping_from(R, Place::Here, NEAR));
+    report.claim("both daemons are still there", here.stop().and_then(|()| there.stop()));
+}
+
+fn both([ours, theirs]: [Result<Gid>; 2]) -> Result<[Gid; 2]> {
+    Ok([ours?, theirs?])
+}
+
+/// A connection is tried, and the router sends packets between these GIDs to the LID that they end in, which is not
+/// the LID of `port`.
+fn is_lost(from: Gid, to: Gid, port: &str) -> Result<()> {
+    let taken = u16::try_from(to.guid().get() & 0xffff)?;
+    ensure!(taken != lid(port)?, "{to} ends in the LID of {port}");
+    let before = capture::packets()?.len();
+    let mut server = spawn("lost-server", B, &["rping", "-s", "-C", "1", "-a", FAR])?;
+    let mut client = spawn("lost-client", Place::Here, &["rping", "-c", "-C", "1", "-a", FAR])?;
+    let lost = eventually(|| {
+        let packets = capture::packets()?;
+        let mut new = packets[before..].iter().filter_map(|packet| Packet::parse(packet).ok());
+        let is_one = |packet: Packet<'_>| {
+            let grh = packet.grh.map(|grh| (Gid::new(grh.sgid), Gid::new(grh.dgid)));
+            grh == Some((Some(from), Some(to))) && packet.dlid.get() == taken
+        };
+        ensure!(new.any(is_one), "no packet from {from} to LID {taken:#x}");
+        Ok(())
+    });
+    client.kill()?;
+    server.kill()?;
+    lost
+}
+
+/// Gives an IPoIB interface the hardware address of another GID, which takes its routes away.
+fn take(place: Place, name: &str, gid: Gid) -> Result<()> {
+    let shown = ip(place, &format!("-json link show {name}"))?;
+    let shown: serde_json::Value = serde_json::from_str(&shown)?;
+    let address = shown[0]["address"].as_str().context("no address")?;
+    // Flags and QPN stay: 4 octets, each with its colon.
+    let number = address.get(..12).context("a short address")?;
+    let octets: Vec<_> = gid.octets().iter().map(|octet| format!("{octet:02x}")).collect();
+    ip(place, &format!("link set {name} down"))?;
+    ip(place, &format!("link set {name} address {number}{}", octets.join(":")))?;
+    ip(place, &format!("link set {name} up"))?;
+    rig::is_up(place, name)
+}
+
+/// The peer's kernel is told this GID.
+fn answers(ibarr: &Ibarr, from: Place, target: &str, gid: Gid) -> Result<()> {
+    eventually(|| {
+        ibarr.flush()?;
+        let said = rig::query(from, target, PATIENCE)?;
+        ensure!(said == Some(gid), "{target} answers {said:?}, not {gid}");
+        Ok(())
+    })
+}
+
+fn is_between([ours, theirs]: [Gid; 2]) -> Result<()> {
+    let path = Caller::patient()?.path_to(FAR)?;
+    ensure!(path.sgid == ours && path.dgid == theirs, "{path:?}");
+    ensure!(path.hop_limit > 1, "{path:?}");
+    Ok(())
+}
+
+fn gives_path(here: &Ibarr, [ours, theirs]: [Gid; 2]) -> Result<()> {
+    let path = Partial { dgid: theirs, sgid: Some(ours), port: None, pkey: None, fresh: true };
+    let answer = here.ask(&Request::Path { path })?.to_string();
+    for wanted in [format!("\"sgid\":\"{ours}\""), format!("\"dgid\":\"{theirs}\"")] {
+        ensure!(answer.contains(&wanted), "no {wanted}: {answer}");
+    }
+    Ok(())
+}
+
+/// The way to serve hosts in the same subnet and behind the router: a port has one GID in each partition.
+fn children(own: [Gid; 2], aliases: [Gid; 2]) -> Result<()> {
+    for (place, name, _, address) in INTERFACES {
+        rig::add_child(name, place, &[address])?;
+    }
+    let ends = [(Place::Here, "ib0"), (B, "ib2")];
+    for ((place, name), (own, alias)) in ends.into_iter().zip(own.into_iter().zip(aliases)) {
+        take(place, name, own)?;
+        take(place, &rig::child_of(name), alias)?;
+    }
+    routes(ROUTES)?;
+    routes(CHILD_ROUTES)?;
+    // Neighbours know the interface by its last GID until they ask again, and connections to that are rejected.
+    ip(R, "neighbour flush all").map(drop)
+}
+
+fn connects(aliases: [Gid; 2]) -> Result<()> {
+    let seen = connection(|| rping(B, FAR))?;
+    for alias in aliases {
+        let sent = seen.iter().filter(|one| one.sgid == alias).count();
+        ensure!(sent > 10, "{sent} packets of {alias}");
+    }
+    ensure!(seen.iter().all(|one| aliases.contains(&one.sgid)), "{seen:?}");
+    ensure!(gid(A_PORT)? != aliases[0], "an alias that is the port's own GID");
+    Ok(())
+}

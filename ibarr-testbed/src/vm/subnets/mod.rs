@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Two InfiniBand subnets with a subnet manager each, and what connects them.
+//!
+//! ```text
+//!   subnet 1                        router X              subnet 2
+//!   A  ib0, ib1  10.1.0.1 here      0x42 --- 0x52         B  ib2  10.2.0.1  netns b, OpenSM
+//!   SM           OpenSM
+//!   R  ib3       10.1.0.254         netns r               R  ib4  10.2.0.254
+//! ```
+//!
+//! R is a router of IP, X one of InfiniBand.
+
+mod alias;
+pub(crate) mod by_lid;
+pub(crate) mod flid;
+
+use std::env;
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use ibarr_common::ib::{Gid, Lid, PKey};
+
+use crate::init;
+use crate::rig::{self, B, Place, Process, R, capture, eventually, ip, spawn};
+
+/// A LID of the router's port in each subnet.
+const ROUTER_LIDS: [u16; 2] = [0x42, 0x52];
+
+/// The GUIDs of the router's ports.
+const ROUTER: [&str; 2] = ["0x0000000000300001", "0x0000000000300002"];
+
+/// Ports, as sysfs writes them.
+const A_PORT: &str = "ibtun0/ports/1";
+const A_SECOND: &str = "ibtun0/ports/2";
+const B_PORT: &str = "ibtun1/ports/1";
+const R_PORT: &str = "ibtun2/ports/1";
+const SM_PORT: &str = "ibtun3/ports/1";
+const ALL: [&str; 6] = [A_PORT, A_SECOND, B_PORT, R_PORT, "ibtun2/ports/2", SM_PORT];
+
+const NEAR: &str = "10.1.0.1";
+const FAR: &str = "10.2.0.1";
+/// The same in the second partition.
+const FAR_CHILD: &str = "10.4.0.1";
+
+/// IPoIB interfaces: place, name, address, and the address in the second partition.
+const INTERFACES: [(Place, &str, &str, &str); 4] = [
+    (Place::Here, "ib0", "10.1.0.1/24", "10.3.0.1/24"),
+    (B, "ib2", "10.2.0.1/24", "10.4.0.1/24"),
+    (R, "ib3", "10.1.0.254/24", "10.3.0.254/24"),
+    (R, "ib4", "10.2.0.254/24", "10.4.0.254/24"),
+];
+
+/// Destination networks, and their gateways.
+const ROUTES: [(Place, &str, &str); 2] =
+    [(Place::Here, "10.2.0.0/24", "10.1.0.254"), (B, "10.1.0.0/24", "10.2.0.254")];
+const CHILD_ROUTES: [(Place, &str, &str); 2] =
+    [(Place::Here, "10.4.0.0/24", "10.3.0.254"), (B, "10.3.0.0/24", "10.4.0.254")];
+
+struct Subnets {
+    /// Of the GIDs, by subnet.
+    prefixes: [u64; 2],
+    fabric: Process,
+    managers: [Process; 2],
+}
+
+impl Subnets {
+    /// The router finds LIDs by `routing`, see ibfab.
+    fn up(routing: &str, prefixes: [u64; 2]) -> Result<Self> {
+        init::load("/later")?;
+        ip(Place::Here, "link set lo up")?;
+        let capture = capture::options();
+        let topology = fs::read_to_string("/etc/rig/subnets")?;
+        let file = env::temp_dir().join("subnets").display().to_string();
+        fs::write(&file, format!("routing={routing}\n{topology}"))?;
+        let words = ["ibfab", "run", &file, "--device", "A,B,R,SM"];
+        let words = [&words[..], &[&capture[0], &capture[1]]].concat();
+        let fabric = spawn("ibfab", Place::Here, &words)?;
+        eventually(|| rig::run(Place::Here, &["ip", "link", "show", "ib5"]))?;
+        let manager = |subnet| manager(subnet, prefixes[subnet], 0, "");
+        let managers = [manager(0)?, manager(1)?];
+        ALL.iter().try_for_each(|port| rig::is_active(Place::Here, port))?;
+        for name in ["b", "r"] {
+            ip(Place::Here, &format!("netns add {name}"))?;
+            ip(Place::Netns(name), "link set lo up")?;
+        }
+        rig::write(R, "/proc/sys/net/ipv4/ip_forward", "1")?;
+        for (place, name, address, _) in INTERFACES {
+            if let Place::Netns(netns) = place {
+                ip(Place::Here, &format!("link set {name} netns {netns}"))?;
+            }
+            ip(place, &format!("address add {address} dev {name}"))?;
+            ip(place, &format!("link set {name} up"))?;
+            rig::is_up(place, name)?;
+        }
+        routes(ROUTES)?;
+        Ok(Self { prefixes, fabric, managers })
+    }
+
+    /// Starts both managers anew.
+    fn restart(&mut self, lmc: u8, partition: &str) -> Result<()> {
+        for (number, manager) in self.managers.iter_mut().enumerate() {
+            manager.kill()?;
+            *manager = self::manager(number, self.prefixes[number], lmc, partition)?;
+        }
+        eventually(|| {
+            for port in ALL {
+                let has = rig::port_attribute(Place::Here, port, "lid_mask_count")?;
+                ensure!(has == lmc.to_string(), "{port} has LMC {has}");
+            }
+            Ok(())
+        })?;
+        ALL.iter().try_for_each(|port| rig::is_active(Place::Here, port))
+    }
+
+    fn stand(&mut self) -> Result<()> {
+        self.managers.iter_mut().try_for_each(Process::check_alive)?;
+        self.fabric.check_alive()
+    }
+}
+
+/// OpenSM of a subnet. The router's port in it has one of [`ROUTER_LIDS`] among its LIDs.
+fn manager(subnet: usize, prefix: u64, lmc: u8, partition: &str) -> Result<Process> {
+    let directory = env::temp_dir().join(format!("sm{subnet}")).display().to_string();
+    fs::create_dir_all(&directory).context(directory.clone())?;
+    let first = ROUTER_LIDS[subnet] >> lmc << lmc;
+    let last = first + (1 << lmc) - 1;
+    let lids = format!("{} 0x{first:04x} 0x{last:04x}\n", ROUTER[subnet]);
+    fs::write(format!("{directory}/guid2lid"), lids)?;
+    // To any other prefix by any router.
+    fs::write(format!("{directory}/prefix-routes"), "* *\n")?;
+    let partitions = format!(
+        "Default=0x7fff, ipoib{partition} : ALL=full, SELF=full;\n\
+         children=0x0001, ipoib : ALL=full;\n"
+    );
+    fs::write(format!("{directory}/partitions"), partitions)?;
+    let qos = if partition.is_empty() { "FALSE" } else { "TRUE" };
+    let config = format!(
+        "force_log_flush TRUE\nsubnet_prefix 0x{prefix:016x}\nlmc {lmc}\nhonor_guid2lid_file TRUE\n\
+         prefix_routes_file {directory}/prefix-routes\nqos {qos}\n"
+    );
+    fs::write(format!("{directory}/opensm.conf"), config)?;
+    let port = [SM_PORT, B_PORT][subnet];
+    let guid = rig::guid_of(Place::Here, port)?;
+    let cache = format!("OSM_CACHE_DIR={directory}/");
+    let [config, partitions, log] =
+        ["opensm.conf", "partitions", "log"].map(|file| format!("{directory}/{file}"));
+    let words = ["busybox", "env", &cache, "opensm", "-F", &config, "--guid", &guid];
+    let files = ["--Pconfig", &partitions, "--log_file", &log];
+    spawn(&format!("opensm-{subnet}"), Place::Here, &[&words[..], &files].concat())
+}
+
+fn routes(routes: [(Place, &str, &str); 2]) -> Result<()> {
+    routes.iter().try_for_each(|(place, destination, gateway)| {
+        ip(*place, &format!("route replace {destination} via {gateway}")).map(drop)
+    })
+}
+
+fn gid(port: &str) -> Result<Gid> {
+    Ok(rig::port_attribute(Place::Here, port, "gids/0")?.parse()?)
+}
+
+fn lid(port: &str) -> Result<u16> {
+    let text = rig::port_attribute(Place::Here, port, "lid")?;
+    Ok(u16::from_str_radix(text.trim_start_matches("0x"), 16)?)
+}
+
+/// A packet of a connection.
+#[derive(Debug)]
+struct Seen {
+    sgid: Gid,
+    slid: u16,
+    dlid: u16,
+    sl: u8,
+    pkey: Option<PKey>,
+}
+
+/// The packets of the connections that `made` makes.
+fn connection(made: impl FnOnce() -> Result<()>) -> Result<Vec<Seen>> {
+    let before = capture::packets()?.len();
+    made()?;
+    let packets = capture::packets()?;
+    let seen = capture::connected(&packets[before..]).map(|packet| {
+        let grh = packet.grh.context("a packet without a global route header")?;
+        Ok(Seen {
+            sgid: Gid::new(grh.sgid).context("a source GID")?,
+            slid: packet.slid.map_or(0, Lid::get),
+            dlid: packet.dlid.get(),
+            sl: packet.sl.get(),
+            pkey: packet.pkey,
+        })
+    });
+    seen.collect()
+}
