@@ -12,6 +12,7 @@ mod events;
 mod floating;
 mod hello;
 mod join;
+mod like_c;
 mod ls;
 mod next_hops;
 mod no_ipv6;
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
         [_, "ls", STEADY, ..] => ls::run(&arguments[3..], false, Clock::Steady),
         [_, "ls", ..] => ls::run(&arguments[2..], false, Clock::Real),
         [_, "daemon"] => ls::daemon::run(),
+        [_, timings::LIKE_C, port] => failure(like_c::run(port)),
         [_, RESPONDER] => failure(ls::responder::run()),
         [_, LISTENER] => failure(ls::daemon::listen()),
         [_, STRANDED, place, ..] => failure(ls::daemon::strand(place, &arguments[3..])),

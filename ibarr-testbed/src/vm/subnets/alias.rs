@@ -86,14 +86,15 @@ async fn ask(port: &str, guid: u64) -> Result<()> {
     Ok(())
 }
 
-fn lid(port: &str, name: &str) -> Result<Lid> {
+/// A LID in the attribute `name` of a port.
+pub(crate) fn lid(port: &str, name: &str) -> Result<Lid> {
     let text = rig::port_attribute(Place::Here, port, name)?;
     let lid = u16::from_str_radix(text.trim_start_matches("0x"), 16)?;
     Lid::new(lid).with_context(|| format!("{port} has no {name}"))
 }
 
 /// The umad device of a port.
-fn umad(port: &str) -> Result<String> {
+pub(crate) fn umad(port: &str) -> Result<String> {
     let (device, number) = port.split_once("/ports/").context("a port")?;
     for entry in fs::read_dir("/sys/class/infiniband_mad")? {
         let path = entry?.path();

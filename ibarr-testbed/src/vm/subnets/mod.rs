@@ -11,7 +11,7 @@
 //!
 //! R is a router of IP, X one of InfiniBand.
 
-mod alias;
+pub(crate) mod alias;
 pub(crate) mod by_lid;
 pub(crate) mod flid;
 
