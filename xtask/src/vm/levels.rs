@@ -25,7 +25,7 @@ pub(crate) fn prove(workspace: &Workspace) -> Result<Result<usize>> {
 /// Like [`prove`], for the responder and its programs, with fewer rounds.
 pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
     let mut machines = Machines::fetch(workspace, &[Version::V6_1])?;
-    Ok(prove_all(workspace, &mut machines, &responder(), LONG_DEADLINE, Some("vm-responder")))
+    Ok(prove_all(workspace, &mut machines, &responder(2), LONG_DEADLINE, Some("vm-responder")))
 }
 
 /// Like [`prove`], for software HCAs and the scenarios on them.
@@ -42,7 +42,7 @@ pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
 pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
     let mut machines = with_fabric(workspace, &[Version::V6_12])?;
     let fabric = [Scenario::Ibtun { records: ODD_RECORDS }].into_iter().chain(all_on_the_fabric());
-    let scenarios: Vec<_> = netlink().into_iter().chain(responder()).chain(fabric).collect();
+    let scenarios: Vec<_> = netlink().into_iter().chain(responder(4)).chain(fabric).collect();
     Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE, Some("nightly")))
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
 pub(crate) fn prove_ends(workspace: &Workspace) -> Result<Result<usize>> {
     let mut machines = with_fabric(workspace, &[Version::V5_10, Version::Newest])?;
     let fabric = Scenario::Run { scenario: Some(Fabric::B) };
-    let scenarios: Vec<_> = responder().into_iter().chain([fabric]).collect();
+    let scenarios: Vec<_> = responder(4).into_iter().chain([fabric]).collect();
     Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE, None))
 }
 
@@ -67,10 +67,10 @@ fn netlink() -> [Scenario; 5] {
     [Scenario::Hello, ls(false, false), ls(true, false), ls(true, true), Scenario::Daemon]
 }
 
-fn responder() -> [Scenario; 3] {
+fn responder(rounds: u32) -> [Scenario; 3] {
     let half = |half| {
         let tests = RESPONDER.to_owned();
-        Scenario::Responder { tests, rounds: 4, half: Some(half) }
+        Scenario::Responder { tests, rounds, half: Some(half) }
     };
     [half(Half::First), half(Half::Second), Scenario::Bpf]
 }
