@@ -81,14 +81,17 @@ fn the_kernel_gets_what_saquery_gets() {
     let mut daemon = rig.daemon("");
     let pkey = |pkey: u16| PKey::new(pkey).unwrap();
 
-    // In the subnet, by its own prefix and by the default prefix.
-    for dgid in [LOCAL, "fe80::10:1"].map(gid) {
-        let said = rig.saquery("H3", (own(), dgid), &["--pkey", "0xffff"]).unwrap();
-        let (outcome, records) = daemon.resolve(request(own(), dgid, 1));
-        assert_eq!(outcome, PathOutcome::Resolved(vec![0x2b]));
-        assert_eq!(printed(&records[0]), said);
-        assert_eq!(records[0].brief(), (0x2b, peer, here, 0, 0x80));
-    }
+    let said = rig.saquery("H3", (own(), gid(LOCAL)), &["--pkey", "0xffff"]).unwrap();
+    let (outcome, records) = daemon.resolve(request(own(), gid(LOCAL), 1));
+    assert_eq!(outcome, PathOutcome::Resolved(vec![0x2b]));
+    assert_eq!(printed(&records[0]), said);
+    assert_eq!(records[0].brief(), (0x2b, peer, here, 0, 0x80));
+
+    // By the default prefix. The SA writes its own one into the record, which the kernel has not asked for.
+    let default = gid("fe80::10:1");
+    assert_eq!(rig.saquery("H3", (own(), default), &["--pkey", "0xffff"]), Some(said));
+    let (outcome, _) = daemon.resolve(request(own(), default, 1));
+    assert_eq!(outcome, PathOutcome::AsksSa(Reason::Told));
 
     // In another subnet, by a router. If both ends have floating LIDs there are three records, of
     // which the first is the SA's.
@@ -128,9 +131,10 @@ fn the_kernel_gets_what_saquery_gets() {
 
     // The counters of all this.
     let counted = |name: &str| daemon.count(name);
-    assert_eq!(counted("paths.found-sa"), 5);
+    assert_eq!(counted("paths.found-sa"), 4);
     assert_eq!(counted("paths.no-record-sa"), 2);
-    assert_eq!(counted("local-service.paths-answered"), 5);
+    assert_eq!(counted("paths.other-gids"), 1);
+    assert_eq!(counted("local-service.paths-answered"), 4);
     assert_eq!(counted("local-service.paths-none"), 2);
     assert_eq!(counted("local-service.paths-unknown"), 1);
     // There were seven questions about paths, and one about the SA itself.
@@ -138,7 +142,7 @@ fn the_kernel_gets_what_saquery_gets() {
     let queries = counted("sa.queries") + counted("sa.resends");
     let requests = daemon.ask(&["status"]).unwrap()["status"]["path-requests"].clone();
     let told = serde_json::json!({
-        "sa-queries": queries, "avoided": 0, "left-to-kernel": { "unknown-port": 1 }
+        "sa-queries": queries, "avoided": 0, "left-to-kernel": { "refused": 1, "unknown-port": 1 }
     });
     assert_eq!(requests, told);
 }
