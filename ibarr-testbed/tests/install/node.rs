@@ -193,8 +193,9 @@ impl Node {
 
     /// The log of the unit.
     pub(crate) fn journal(&self) -> String {
-        let output =
-            self.run("journalctl --no-pager --output=cat --unit=ibarr --unit=ibarr.socket");
+        // The journal may still have to read the last words of a daemon that has ended.
+        let line = "journalctl --sync; journalctl --no-pager --output=cat --unit=ibarr --unit=ibarr.socket";
+        let output = self.run(line);
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
