@@ -179,7 +179,7 @@ fn config(byte: u8) -> Config {
     let static_gids = StaticGids::new(chosen.map(|(_, address)| entry(address)));
     let static_gids = static_gids.expect("legal addresses");
     let neighbours = Selection { on: Vec::new(), otherwise: byte & 128 != 0 };
-    Config { interfaces, static_gids, neighbours, ..Config::default() }
+    Config { interfaces, static_gids, neighbours }
 }
 
 fn ip(text: &str) -> IpAddr {
