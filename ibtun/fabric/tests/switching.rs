@@ -354,7 +354,7 @@ fn router_forwards_packets_with_a_global_route() {
 }
 
 #[test]
-fn router_by_lid_takes_the_low_bits_of_the_gid_and_asks_nobody() {
+fn router_by_lid_takes_the_low_bits_of_the_gid() {
     let mut routed = Routed::up("lid");
     let lid = u64::from(routed.dlid.get());
     // Whatever is in the other bits, and whether or not a port has the GID.

@@ -3,8 +3,8 @@
 //! Packets at a router: it has the agents of a channel adapter, and forwards packets with a global
 //! route header to another subnet (IBA vol. 1 §19.2).
 //!
-//! A router asks the subnet administrator of the other subnet for the LID of a GID; this one looks it up. Those that are
-//! sold do neither: [`Routing::Lid`].
+//! By the specification a router asks the subnet administrator of the other subnet for the LID of a GID. This one looks
+//! it up, or takes it from the GID: [`Routing`].
 
 use crate::wire::packet::{self, Packet};
 use crate::wire::smp::PortState;

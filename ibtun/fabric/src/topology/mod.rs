@@ -57,8 +57,8 @@ pub enum Routing {
     /// It knows which port has the GUID, or has it as an alias.
     #[default]
     Guid,
-    /// The 16 low bits of the GID are the LID, whoever has it. So do routers that are sold, with GIDs that the subnet
-    /// manager gives each host for this.
+    /// It takes the 16 low bits of the GID as the LID, as routers that are sold do. The subnet manager gives each host a
+    /// GID that ends in its LID.
     Lid,
 }
 
