@@ -4,7 +4,6 @@
 //! threads as there. One reads the kernel's request and writes a MAD to the port's umad device; the other waits for the
 //! answer, and sends it to the kernel. It remembers nothing, and decides nothing.
 
-use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -24,8 +23,8 @@ use crate::subnets::alias::{lid, umad};
 /// It says so when it gets the kernel's requests.
 pub(crate) const READY: &str = "ready";
 
-/// Serves requests of `port`, as sysfs writes it.
-pub(crate) fn run(port: &str) -> Result<Infallible> {
+/// Answers so many requests of `port`, as sysfs writes it, and ends.
+pub(crate) fn run(port: &str, requests: &str) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _entered = runtime.enter();
     let device = Arc::new(Device::adopt(Opened::open(Path::new(&umad(port)?))?)?);
@@ -36,17 +35,19 @@ pub(crate) fn run(port: &str) -> Result<Infallible> {
     thread::spawn(move || ask(&asks.0, &asks.1, to));
     runtime.block_on(async {
         let mut buffer = [0; MAX_LEN];
-        loop {
+        for _ in 0..requests.parse::<usize>()? {
             let length = device.read(&mut buffer).await?;
-            if let Received::Mad { mad, .. } = Received::parse(&buffer[..length])? {
-                answer(&socket, mad)?;
-            }
+            let Received::Mad { mad, .. } = Received::parse(&buffer[..length])? else {
+                bail!("the SA does not answer");
+            };
+            answer(&socket, mad)?;
         }
+        Ok(())
     })
 }
 
 /// The kernel asks, and the SA is asked. The transaction is the number of the kernel's request.
-fn ask(socket: &Socket, device: &Device, to: Lid) -> Result<Infallible> {
+fn ask(socket: &Socket, device: &Device, to: Lid) -> Result<()> {
     const IDLE: Duration = Duration::from_hours(1);
     loop {
         let Some(datagram) = socket.receive(IDLE)? else { continue };

@@ -57,10 +57,7 @@ fn main() -> ExitCode {
         [_, "run-m"] => silent::run(),
         [_, "run-n"] => subnets::by_lid::run(),
         [_, "cluster"] => cluster::run(),
-        [_, "other-guest"] => match cluster::other_guest() {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => failure(Err(error)),
-        },
+        [_, "other-guest"] => ended(cluster::other_guest()),
         [_, "service"] => failure(cluster::service()),
         [_, rig::STAND_IN, ..] => cluster::there::stand_for(&arguments[2..]),
         [_, "acm-speed"] => acm::speed::run(),
@@ -73,7 +70,7 @@ fn main() -> ExitCode {
         [_, "ls", STEADY, ..] => ls::run(&arguments[3..], false, Clock::Steady),
         [_, "ls", ..] => ls::run(&arguments[2..], false, Clock::Real),
         [_, "daemon"] => ls::daemon::run(),
-        [_, timings::LIKE_C, port] => failure(like_c::run(port)),
+        [_, timings::LIKE_C, port, requests] => ended(like_c::run(port, requests)),
         [_, RESPONDER] => failure(ls::responder::run()),
         [_, LISTENER] => failure(ls::daemon::listen()),
         [_, STRANDED, place, ..] => failure(ls::daemon::strand(place, &arguments[3..])),
@@ -83,6 +80,10 @@ fn main() -> ExitCode {
             ExitCode::from(64)
         }
     }
+}
+
+fn ended(outcome: Result<()>) -> ExitCode {
+    outcome.map_or_else(|error| failure(Err(error)), |()| ExitCode::SUCCESS)
 }
 
 fn failure(outcome: Result<Infallible>) -> ExitCode {
