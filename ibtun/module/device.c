@@ -39,11 +39,27 @@ static struct ibtun_hca *ibtun_hca_of(struct file *file)
 	return smp_load_acquire(&own->hca);
 }
 
+static struct kmem_cache *ibtun_packets;
+
+#define IBTUN_PACKET_SIZE	(sizeof(struct ibtun_packet) + IBTUN_MAX_PACKET)
+
+/*
+ * Memory of a cache with a constructor is cleared once, and not for each
+ * allocation (init_on_alloc), which takes longer than all else that a packet
+ * needs. What it has later is packets.
+ */
+static void ibtun_packet_construct(void *object)
+{
+	memset(object, 0, IBTUN_PACKET_SIZE);
+}
+
 /* A record with room for words, which are not initialised. In any context. */
 struct ibtun_packet *ibtun_packet_alloc(struct ibtun_hca_port *port, u8 type, u32 words)
 {
-	struct ibtun_packet *packet = kmalloc(struct_size(packet, body, words), GFP_ATOMIC);
+	struct ibtun_packet *packet = NULL;
 
+	if (!WARN_ON_ONCE(words * sizeof(packet->body[0]) > IBTUN_MAX_PACKET))
+		packet = kmem_cache_alloc(ibtun_packets, GFP_ATOMIC);
 	if (!packet)
 		return NULL;
 	packet->record = (struct ibtun_record) {
@@ -54,6 +70,11 @@ struct ibtun_packet *ibtun_packet_alloc(struct ibtun_hca_port *port, u8 type, u3
 		.time = ktime_get_boottime_ns(),
 	};
 	return packet;
+}
+
+void ibtun_packet_free(struct ibtun_packet *packet)
+{
+	kmem_cache_free(ibtun_packets, packet);
 }
 
 static bool ibtun_is_management(const struct ibtun_packet *packet)
@@ -81,7 +102,7 @@ bool ibtun_packet_queue(struct ibtun_hca *hca, struct ibtun_packet *packet)
 	if (taken)
 		wake_up_interruptible_poll(&hca->readable, EPOLLIN | EPOLLRDNORM);
 	else
-		kfree(packet);
+		ibtun_packet_free(packet);
 	return taken;
 }
 
@@ -136,7 +157,7 @@ void ibtun_queue_purge(struct ibtun_hca *hca)
 	ibtun_wake_waiting(hca);
 	spin_unlock_irq(&hca->lock);
 	list_for_each_entry_safe(packet, next, &purged, list)
-		kfree(packet);
+		ibtun_packet_free(packet);
 }
 
 /* The next packet if it is not longer than room; -EMSGSIZE if it is. */
@@ -191,7 +212,7 @@ static ssize_t ibtun_read_iter(struct kiocb *iocb, struct iov_iter *to)
 			length = packet->record.length;
 			if (copy_to_iter(&packet->record, length, to) != length)
 				err = -EFAULT;
-			kfree(packet);
+			ibtun_packet_free(packet);
 			if (err)
 				break;
 			done += length;
@@ -233,15 +254,15 @@ static ssize_t ibtun_write_iter(struct kiocb *iocb, struct iov_iter *from)
 {
 	struct ibtun_hca *hca = ibtun_hca_of(iocb->ki_filp);
 	ssize_t done = 0, length = 0;
-	__be32 *body;
+	struct ibtun_packet *packet;
 
 	if (!hca)
 		return -ENXIO;
-	body = kmalloc(IBTUN_MAX_PACKET, GFP_KERNEL);
-	if (!body)
+	packet = kmem_cache_alloc(ibtun_packets, GFP_KERNEL);
+	if (!packet)
 		return -ENOMEM;
 	while (iov_iter_count(from)) {
-		length = ibtun_write_record(hca, from, body);
+		length = ibtun_write_record(hca, from, packet->body);
 		if (length < 0)
 			break;
 		done += length;
@@ -249,7 +270,7 @@ static ssize_t ibtun_write_iter(struct kiocb *iocb, struct iov_iter *from)
 		if (signal_pending(current))
 			break;
 	}
-	kfree(body);
+	ibtun_packet_free(packet);
 	return done ? done : length;
 }
 
@@ -449,10 +470,16 @@ static struct miscdevice ibtun_device = {
 
 static int __init ibtun_init(void)
 {
-	int err = ibtun_hca_init();
+	int err = -ENOMEM;
 
-	if (err)
+	ibtun_packets = kmem_cache_create_usercopy("ibtun_packet", IBTUN_PACKET_SIZE, 0, 0,
+						   offsetof(struct ibtun_packet, record),
+						   IBTUN_MAX_RECORD, ibtun_packet_construct);
+	if (!ibtun_packets)
 		return err;
+	err = ibtun_hca_init();
+	if (err)
+		goto no_hca;
 	err = ibtun_behaviour_init();
 	if (err)
 		goto no_behaviour;
@@ -462,6 +489,8 @@ static int __init ibtun_init(void)
 	ibtun_behaviour_exit();
 no_behaviour:
 	ibtun_hca_exit();
+no_hca:
+	kmem_cache_destroy(ibtun_packets);
 	return err;
 }
 module_init(ibtun_init);
@@ -471,6 +500,7 @@ static void __exit ibtun_exit(void)
 	misc_deregister(&ibtun_device);
 	ibtun_hca_exit();
 	ibtun_behaviour_exit();
+	kmem_cache_destroy(ibtun_packets);
 }
 module_exit(ibtun_exit);
 

@@ -50,12 +50,13 @@ struct ibtun_packet *ibtun_damage(struct rvt_qp *qp, struct ibtun_packet *packet
 		((u8 *)packet->body)[behind - 1] ^= 0xff;
 	if (likely(!own->duplicates))
 		return NULL;
-	again = kmemdup(packet, sizeof(*packet) + packet->record.length - sizeof(packet->record),
-			GFP_ATOMIC);
+	again = ibtun_packet_alloc(ibtun_port_of(qp), packet->record.type, 0);
 	if (!again) {
 		ibtun_count(ibtun_port_of(qp), IBTUN_TX_DROP_MEMORY);
 		return NULL;
 	}
+	again->record = packet->record;
+	memcpy(again->body, packet->body, packet->record.length - sizeof(packet->record));
 	ibtun_hits(qp, &own->duplicates, IBTUN_FAULT_DUPLICATES);
 	return again;
 }

@@ -248,6 +248,7 @@ static inline struct ibtun_hca_port *ibtun_port_of(const struct rvt_qp *qp)
 
 /* device.c */
 struct ibtun_packet *ibtun_packet_alloc(struct ibtun_hca_port *port, u8 type, u32 words);
+void ibtun_packet_free(struct ibtun_packet *packet);
 bool ibtun_packet_queue(struct ibtun_hca *hca, struct ibtun_packet *packet);
 void ibtun_queue_purge(struct ibtun_hca *hca);
 bool ibtun_queue_has_room(struct ibtun_hca *hca, struct ibtun_qp *own);

@@ -296,7 +296,7 @@ int ibtun_modify_port(struct ib_device *ibdev, ibtun_number number, int mask,
 	told = (struct ibtun_capabilities *)packet->body;
 	*told = (struct ibtun_capabilities) { .cap_mask = after };
 	if (before == after)
-		kfree(packet);
+		ibtun_packet_free(packet);
 	else if (!ibtun_packet_queue(hca, packet))
 		ibtun_count(port, IBTUN_TX_DROP_QUEUE);
 	spin_unlock_irq(&port->lock);

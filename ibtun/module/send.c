@@ -126,7 +126,7 @@ void ibtun_transmit(struct ibtun_hca *hca, struct rvt_qp *qp, struct ibtun_packe
 	struct ibtun_packet *again;
 
 	if (ibtun_is_dropped(qp)) {
-		kfree(packet);
+		ibtun_packet_free(packet);
 		return;
 	}
 	again = ibtun_damage(qp, packet, payload);
