@@ -15,7 +15,7 @@ use ibarr_common::ib::{Lid, PKey, Qpn};
 use ibarr_common::wire::mad::{Method, Tid};
 
 use super::walk::{self, Step};
-use super::{Arrival, Fabric, answer, is_management, port_id, with_smp};
+use super::{Arrival, Fabric, MAX_HOPS, Next, answer, is_management, port_id, with_smp};
 use crate::drops::DropReason;
 use crate::topology::PortId;
 
@@ -55,37 +55,43 @@ impl Fabric {
         now: Instant,
         arrival: &Arrival,
         packet: &Packet<'_>,
-    ) {
+    ) -> Next {
         let port = arrival.port;
         if !is_management(packet) {
             if packet.dlid.is_unicast() && !self.is_own_lid(port, packet.dlid) {
-                return self.drop(DropReason::DestinationLid);
+                self.drop(DropReason::DestinationLid);
+                return Next::Nothing;
             }
             if packet.destination == Qpn::GSI && self.answer_counters(now, port, packet) {
-                return;
+                return Next::Nothing;
             }
-            return self.hand_to_host(port, arrival.packet.clone());
+            return Next::Host;
         }
-        let mut smp = match Smp::parse(packet.payload) {
-            Ok(smp) => smp,
-            Err(error) => return self.drop(DropReason::Smp(error)),
-        };
-        if smp.is_directed() {
-            self.end_walk(now, arrival, packet, smp);
-        } else if packet.dlid != Lid::PERMISSIVE && !self.is_own_lid(port, packet.dlid) {
-            self.drop(DropReason::DestinationLid);
-        } else if is_for_agent(&smp) {
-            self.answer_lid_routed(now, port, packet, &mut smp);
-        } else {
-            self.hand_to_host(port, arrival.packet.clone());
+        match Smp::parse(packet.payload) {
+            Err(error) => self.drop(DropReason::Smp(error)),
+            Ok(smp) if smp.is_directed() => return self.end_walk(now, arrival, packet, smp),
+            Ok(_) if packet.dlid != Lid::PERMISSIVE && !self.is_own_lid(port, packet.dlid) => {
+                self.drop(DropReason::DestinationLid);
+            }
+            Ok(mut smp) if is_for_agent(&smp) => {
+                self.answer_lid_routed(now, port, packet, &mut smp);
+            }
+            Ok(_) => return Next::Host,
         }
+        Next::Nothing
     }
 
-    fn end_walk(&mut self, now: Instant, arrival: &Arrival, packet: &Packet<'_>, mut smp: Smp) {
+    fn end_walk(
+        &mut self,
+        now: Instant,
+        arrival: &Arrival,
+        packet: &Packet<'_>,
+        mut smp: Smp,
+    ) -> Next {
         let port = arrival.port;
         match walk::arrive(&mut smp, port.number.get(), false) {
             Err(reason) => self.drop(reason),
-            Ok(Step::Deliver) => self.hand_to_host(port, arrival.packet.clone()),
+            Ok(Step::Deliver) => return Next::Host,
             Ok(_) if smp.attribute() == SM_INFO && self.has_manager(port) => {
                 self.ask_manager(port, packet, &arrival.packet, smp);
             }
@@ -95,6 +101,7 @@ impl Fabric {
                 }
             }
         }
+        Next::Nothing
     }
 
     /// Sends the answer to a directed-route SMP whose route ended here.
@@ -195,7 +202,9 @@ impl Fabric {
         } else if self.is_own_lid(port, packet.dlid) {
             return self.loop_back(now, port, bytes.to_vec());
         }
-        self.send_first(now, port, bytes.to_vec());
+        if let Some(link) = self.leave(port, &packet, bytes.len(), MAX_HOPS) {
+            self.cross(now, link, bytes.to_vec());
+        }
     }
 
     fn begin_walk(

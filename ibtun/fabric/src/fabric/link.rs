@@ -24,6 +24,15 @@ use crate::topology::{self, NodeId, PortId};
 /// connection manager and a device manager.
 const SOFTWARE_CAPABILITIES: u32 = PortInfoWire::IS_SM | 1 << 16 | 1 << 19;
 
+/// A link that a packet is about to cross.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    from: PortId,
+    to: PortId,
+    /// Number of links that the packet may cross after this one.
+    hops: u8,
+}
+
 impl Fabric {
     /// Sends a packet over its first link.
     pub(super) fn send_first(&mut self, now: Instant, from: PortId, packet: Vec<u8>) {
@@ -33,26 +42,52 @@ impl Fabric {
     /// Sends a packet over the link of `from`. `hops` is the number of links that it may cross,
     /// including this one.
     pub(super) fn send(&mut self, now: Instant, from: PortId, packet: Vec<u8>, hops: u8) {
-        let Some(hops) = hops.checked_sub(1) else { return self.drop(DropReason::HopLimit) };
-        let parsed = match Packet::parse(&packet) {
-            Ok(parsed) => parsed,
-            Err(error) => return self.drop(DropReason::Packet(error)),
+        match Packet::parse(&packet) {
+            Ok(parsed) => {
+                if let Some(link) = self.leave(from, &parsed, packet.len(), hops) {
+                    self.cross(now, link, packet);
+                }
+            }
+            Err(error) => self.drop(DropReason::Packet(error)),
+        }
+    }
+
+    /// Counts a packet of `len` bytes that leaves through a port. `None` if it is dropped.
+    pub(super) fn leave(
+        &mut self,
+        from: PortId,
+        parsed: &Packet<'_>,
+        len: usize,
+        hops: u8,
+    ) -> Option<Link> {
+        let Some(hops) = hops.checked_sub(1) else {
+            self.drop(DropReason::HopLimit);
+            return None;
         };
-        let Some(to) = self.topology.peer(from) else { return self.drop(DropReason::LinkDown) };
-        if let Err(reason) = self.may_leave(from, &parsed) {
+        let Some(to) = self.topology.peer(from) else {
+            self.drop(DropReason::LinkDown);
+            return None;
+        };
+        if let Err(reason) = self.may_leave(from, parsed) {
             self.count_at(from, |counters| match reason {
                 DropReason::Partition => counters.send_constraint_errors += 1,
                 _ => counters.send_discards += 1,
             });
-            return self.drop(reason);
+            self.drop(reason);
+            return None;
         }
-        let (words, multicast) = (packet.len() as u64 / 4, parsed.dlid.is_multicast());
+        let (words, multicast) = (len as u64 / 4, parsed.dlid.is_multicast());
         self.count_at(from, |counters| {
             counters.sent_packets += 1;
             counters.sent_words += words;
             counters.sent_multicast += u64::from(multicast);
         });
+        Some(Link { from, to, hops })
+    }
 
+    /// Lets a packet cross the link, as well as the link's faults allow.
+    pub(super) fn cross(&mut self, now: Instant, link: Link, packet: Vec<u8>) {
+        let Link { from, to, hops } = link;
         let fault = self.link_fault(from);
         if self.chance(fault.loss) {
             // As of a bad cable: the packet arrives damaged, and its checksum is wrong.
@@ -77,8 +112,11 @@ impl Fabric {
     }
 
     fn schedule(&mut self, at: Instant, arrival: Arrival) {
-        if self.in_flight.len() >= MAX_IN_FLIGHT {
+        if self.in_flight.len() + self.due.len() >= MAX_IN_FLIGHT {
             return self.drop(DropReason::InFlight);
+        }
+        if at <= self.now {
+            return self.due.push_back(arrival);
         }
         self.sent += 1;
         self.in_flight.insert((at, self.sent), arrival);

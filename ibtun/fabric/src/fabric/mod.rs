@@ -50,8 +50,11 @@ pub struct Fabric {
     nodes: Vec<Node>,
     /// By the port GUIDs of channel adapters and routers.
     by_guid: BTreeMap<Guid, PortId>,
+    /// Packets that arrive at once, in the order of sending.
+    due: VecDeque<Arrival>,
+    /// Packets that a fault delays.
     in_flight: BTreeMap<(Instant, u64), Arrival>,
-    /// Number of packets sent: packets due at the same time arrive in the order of sending.
+    /// Number of packets delayed: those due at the same time arrive in the order of sending.
     sent: u64,
     queue: VecDeque<(PortId, Vec<u8>)>,
     queued: BTreeMap<PortId, usize>,
@@ -161,6 +164,16 @@ struct Arrival {
     crossed: bool,
 }
 
+/// What is left to do with the bytes of an arrival. So they are moved and not copied.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    Nothing,
+    /// Send them, unchanged, over the link of this port.
+    Send(PortId),
+    /// Hand them to the host of the port at which they arrived.
+    Host,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Change {
     reregister: bool,
@@ -183,6 +196,7 @@ impl Fabric {
             by_guid: by_guid.collect(),
             nodes,
             topology,
+            due: VecDeque::new(),
             in_flight: BTreeMap::new(),
             sent: 0,
             queue: VecDeque::new(),
@@ -228,12 +242,16 @@ impl Fabric {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = now;
         self.send_traps(now);
-        while let Some(entry) = self.in_flight.first_entry() {
-            if entry.key().0 > now {
-                break;
-            }
-            let arrival = entry.remove();
-            self.arrive(now, &arrival);
+        while let Some(arrival) = self.next_arrival(now) {
+            self.arrive(now, arrival);
+        }
+    }
+
+    /// Delayed packets were sent earlier than those that arrive at once.
+    fn next_arrival(&mut self, now: Instant) -> Option<Arrival> {
+        match self.in_flight.first_entry() {
+            Some(entry) if entry.key().0 <= now => Some(entry.remove()),
+            _ => self.due.pop_front(),
         }
     }
 
@@ -351,7 +369,7 @@ impl Fabric {
     }
 
     /// Passes an arrival to the node of the port.
-    fn arrive(&mut self, now: Instant, arrival: &Arrival) {
+    fn arrive(&mut self, now: Instant, arrival: Arrival) {
         let port = arrival.port;
         let parsed = match Packet::parse(&arrival.packet) {
             Ok(parsed) => parsed,
@@ -363,13 +381,21 @@ impl Fabric {
         if arrival.crossed && !self.receive(now, port, &parsed, &arrival.packet) {
             return;
         }
-        match self.node(port.node).map(|node| (node.kind, node.switch.is_some())) {
-            None => {}
-            Some((_, true)) => self.arrive_at_switch(now, arrival, &parsed),
-            Some((NodeType::Router, _)) => {
-                self.arrive_at_router(now, arrival, &parsed);
+        let next = match self.node(port.node).map(|node| (node.kind, node.switch.is_some())) {
+            None => Next::Nothing,
+            Some((_, true)) => self.arrive_at_switch(now, &arrival, &parsed),
+            Some((NodeType::Router, _)) => self.arrive_at_router(now, &arrival, &parsed),
+            Some(_) => self.arrive_at_adapter(now, &arrival, &parsed),
+        };
+        match next {
+            Next::Send(exit) => {
+                let len = arrival.packet.len();
+                if let Some(link) = self.leave(exit, &parsed, len, arrival.hops) {
+                    self.cross(now, link, arrival.packet);
+                }
             }
-            Some(_) => self.arrive_at_adapter(now, arrival, &parsed),
+            Next::Host => self.hand_to_host(port, arrival.packet),
+            Next::Nothing => {}
         }
     }
 

@@ -11,7 +11,7 @@ use crate::wire::smp::PortState;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, Qpn};
 
-use super::{Arrival, Fabric, is_management, port_id};
+use super::{Arrival, Fabric, Next, is_management, port_id};
 use crate::drops::DropReason;
 use crate::topology::{PortId, Routing};
 
@@ -21,11 +21,16 @@ impl Fabric {
         now: Instant,
         arrival: &Arrival,
         packet: &Packet<'_>,
-    ) {
-        let port = arrival.port;
+    ) -> Next {
         if is_management(packet) {
             return self.arrive_at_adapter(now, arrival, packet);
         }
+        self.route_on(now, arrival, packet);
+        Next::Nothing
+    }
+
+    fn route_on(&mut self, now: Instant, arrival: &Arrival, packet: &Packet<'_>) {
+        let port = arrival.port;
         if !self.is_own_lid(port, packet.dlid) {
             return self.drop(DropReason::DestinationLid);
         }

@@ -8,7 +8,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::Lid;
 
 use super::walk::{self, Step};
-use super::{Arrival, Fabric, answer, is_management, port_id, with_smp};
+use super::{Arrival, Fabric, Next, answer, is_management, port_id, with_smp};
 use crate::drops::DropReason;
 use crate::topology::PortId;
 
@@ -18,10 +18,11 @@ impl Fabric {
         now: Instant,
         arrival: &Arrival,
         packet: &Packet<'_>,
-    ) {
+    ) -> Next {
         let port = arrival.port;
         if packet.dlid.is_multicast() {
-            return self.replicate(now, arrival, packet);
+            self.replicate(now, arrival, packet);
+            return Next::Nothing;
         }
         let is_for_us = packet.dlid == Lid::PERMISSIVE || self.is_own_lid(port, packet.dlid);
         if !is_for_us {
@@ -29,19 +30,20 @@ impl Fabric {
                 self.node(port.node).and_then(|node| node.switch.as_ref()?.route(packet.dlid));
             // Port 0 is the switch itself, and has another LID.
             if let Some(exit) = route.and_then(|number| port_id(port.node, number)) {
-                return self.send(now, exit, arrival.packet.clone(), arrival.hops);
+                return Next::Send(exit);
             }
             self.count_at(port, |counters| counters.relay_errors += 1);
-            return self.drop(DropReason::DestinationLid);
+            self.drop(DropReason::DestinationLid);
+        } else if !is_management(packet) {
+            self.arrive_at_services(now, port, packet);
+        } else {
+            match Smp::parse(packet.payload) {
+                Err(error) => self.drop(DropReason::Smp(error)),
+                Ok(smp) if smp.is_directed() => self.walk_on(now, arrival, packet, smp),
+                Ok(mut smp) => self.answer_lid_routed(now, port, packet, &mut smp),
+            }
         }
-        if !is_management(packet) {
-            return self.arrive_at_services(now, port, packet);
-        }
-        match Smp::parse(packet.payload) {
-            Err(error) => self.drop(DropReason::Smp(error)),
-            Ok(smp) if smp.is_directed() => self.walk_on(now, arrival, packet, smp),
-            Ok(mut smp) => self.answer_lid_routed(now, port, packet, &mut smp),
-        }
+        Next::Nothing
     }
 
     fn walk_on(&mut self, now: Instant, arrival: &Arrival, packet: &Packet<'_>, mut smp: Smp) {
