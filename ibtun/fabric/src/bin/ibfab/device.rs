@@ -3,8 +3,9 @@
 //! A channel adapter of this machine: a descriptor of `/dev/ibtun`, and the records that pass
 //! through it.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{ErrorKind, IoSlice, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -29,7 +30,14 @@ pub(crate) struct Device {
     /// A sum of [`ibtun::Behaviour`]s.
     behaviours: u32,
     /// Records to be written, see [`Device::flush`].
-    unwritten: Vec<u8>,
+    unwritten: VecDeque<Unwritten>,
+}
+
+/// A record for the kernel.
+#[derive(Debug)]
+struct Unwritten {
+    header: ibtun::Record,
+    packet: Vec<u8>,
 }
 
 /// A record from the kernel.
@@ -43,6 +51,9 @@ pub(crate) enum Record<'a> {
 
 /// Size of a read buffer in bytes: some twenty of the largest records.
 pub(crate) const BUFFER_LEN: usize = 96 * 1024;
+
+/// How many records one system call writes: two parts each, and Linux takes 1024 (`UIO_MAXIOV`).
+const MAX_UNWRITTEN: usize = 512;
 
 impl Device {
     /// Makes a channel adapter for `node`.
@@ -85,7 +96,7 @@ impl Device {
             .with_context(|| format!("cannot make a device of {name}"))?;
         let device = create.name.split(|&byte| byte == 0).next().unwrap_or_default();
         let name = String::from_utf8_lossy(device).into_owned();
-        Ok(Self { file, name, behaviours: 0, unwritten: Vec::new() })
+        Ok(Self { file, name, behaviours: 0, unwritten: VecDeque::new() })
     }
 
     /// The kernel's name of the device.
@@ -103,17 +114,35 @@ impl Device {
     }
 
     /// Delivers a packet to a port, with the next [`Device::flush`] at the latest.
-    pub(crate) fn write(&mut self, port: PortNum, packet: &[u8]) -> anyhow::Result<()> {
-        push_record(&mut self.unwritten, port, PACKET, packet);
-        if self.unwritten.len() < BUFFER_LEN { Ok(()) } else { self.flush() }
+    pub(crate) fn write(&mut self, port: PortNum, packet: Vec<u8>) -> anyhow::Result<()> {
+        self.unwritten.push_back(Unwritten { header: header(port, PACKET, packet.len()), packet });
+        if self.unwritten.len() < MAX_UNWRITTEN { Ok(()) } else { self.flush() }
     }
 
-    /// Delivers all packets. One system call for many packets costs less than one for each.
+    /// Delivers all packets. One system call for many packets costs less than one for each, and the kernel takes
+    /// them from where they are.
     pub(crate) fn flush(&mut self) -> anyhow::Result<()> {
-        // The kernel takes whole records.
-        let written = self.file.write_all(&self.unwritten);
-        self.unwritten.clear();
-        written.with_context(|| format!("{}: cannot write", self.name))
+        while !self.unwritten.is_empty() {
+            let parts = self.unwritten.iter().flat_map(|Unwritten { header, packet }| {
+                [IoSlice::new(header.as_bytes()), IoSlice::new(packet)]
+            });
+            let parts: Vec<_> = parts.collect();
+            let mut written = match self.file.write_vectored(&parts) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                written => written.with_context(|| format!("{}: cannot write", self.name))?,
+            };
+            if written == 0 {
+                bail!("{}: it takes nothing", self.name);
+            }
+            // The kernel takes whole records, perhaps not all.
+            while let Some(Unwritten { header, packet }) = self.unwritten.front()
+                && let Some(left) = written.checked_sub(header.as_bytes().len() + packet.len())
+            {
+                written = left;
+                self.unwritten.pop_front();
+            }
+        }
+        Ok(())
     }
 
     /// Sets the state that a subnet manager has given a port.
@@ -231,9 +260,10 @@ fn guids(port: u8, config: &PortConfig) -> ibtun::Guids {
     ibtun::Guids { port, reserved: 0, count, reserved2: 0, guid }
 }
 
-fn push_record(to: &mut Vec<u8>, port: PortNum, kind: u8, body: &[u8]) {
-    let length = size_of::<ibtun::Record>() + body.len();
-    let header = ibtun::Record {
+/// The header of a record whose body has `len` bytes.
+fn header(port: PortNum, kind: u8, len: usize) -> ibtun::Record {
+    let length = size_of::<ibtun::Record>() + len;
+    ibtun::Record {
         version: VERSION,
         kind,
         port: port.get(),
@@ -241,9 +271,7 @@ fn push_record(to: &mut Vec<u8>, port: PortNum, kind: u8, body: &[u8]) {
         // A body has at most `packet::MAX_LEN` bytes.
         length: u32::try_from(length).unwrap_or(u32::MAX),
         time: 0,
-    };
-    to.extend_from_slice(header.as_bytes());
-    to.extend_from_slice(body);
+    }
 }
 
 /// Iterates over records; ends at the first that is malformed.
@@ -303,8 +331,9 @@ mod tests {
 
     #[test]
     fn record_of_another_version_ends_the_records() {
-        let mut bytes = Vec::new();
-        push_record(&mut bytes, PortNum::new(1).unwrap(), PACKET, b"packet");
+        let body = b"packet";
+        let header = header(PortNum::new(1).unwrap(), PACKET, body.len());
+        let mut bytes = [header.as_bytes(), body].concat();
         assert_eq!(Records(&bytes).count(), 1);
         bytes[0] = VERSION + 1;
         assert_eq!(Records(&bytes).count(), 0);

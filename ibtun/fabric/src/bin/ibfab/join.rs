@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::cli::JoinArgs;
 use crate::device::{BUFFER_LEN, Device, Record};
-use crate::run::{boot_time, read_topology};
+use crate::run::{boot_time, raise_priority, read_topology};
 use crate::socket::{Socket, check_local, read_key, refuse, seed};
 
 pub(crate) fn run(args: &JoinArgs) -> anyhow::Result<()> {
@@ -29,6 +29,7 @@ pub(crate) fn run(args: &JoinArgs) -> anyhow::Result<()> {
     let socket = Socket::bind(&own, key.as_ref()).with_context(|| format!("cannot use {own}"))?;
     let device = Device::create(&args.ibtun, node)?;
     eprintln!("ibfab: {} is {}", node.name, device.name());
+    raise_priority();
     let host = Host::new(node.name.clone(), key, seed()?, boot_time()?);
     let fabric = args.fabric.clone();
     Joined { host, fabric, socket, device, refusals: Refusals::default() }.run()
@@ -97,7 +98,9 @@ impl Joined {
                 continue;
             }
             match self.host.handle_datagram(now, datagram) {
-                Ok(Some(Message::Packet { port, packet })) => self.device.write(port, packet)?,
+                Ok(Some(Message::Packet { port, packet })) => {
+                    self.device.write(port, packet.to_vec())?;
+                }
                 Ok(Some(Message::Config { port, config, reregister })) => {
                     // Packets before it were for the port as it was.
                     self.device.flush()?;

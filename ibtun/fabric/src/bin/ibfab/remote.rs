@@ -45,12 +45,12 @@ impl Remote {
         self.hosts.may_have(node)
     }
 
-    /// When [`Remote::read`] is due.
+    /// When [`Remote::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.hosts.poll_timeout()
     }
 
-    /// Handles all received datagrams, and detaches hosts that have been silent for too long.
+    /// Handles all received datagrams.
     pub(crate) fn read(&mut self, fabric: &mut Fabric, now: Instant) {
         let mut buffer = [0; MAX_DATAGRAM + 1];
         while let Some((datagram, from)) = self.socket.receive(&mut buffer) {
@@ -59,6 +59,10 @@ impl Remote {
             }
             self.transmit();
         }
+    }
+
+    /// Detaches hosts that have been silent for too long.
+    pub(crate) fn handle_timeout(&mut self, fabric: &mut Fabric, now: Instant) {
         self.hosts.handle_timeout(fabric, now);
     }
 

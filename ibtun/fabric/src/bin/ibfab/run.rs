@@ -14,6 +14,7 @@ use ibarr_fabric::wire::smp::NodeType;
 use ibarr_fabric::{Event, Fabric, Input, Topology};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::capture::Capture;
@@ -23,6 +24,7 @@ use crate::device::{BUFFER_LEN, Device, Record};
 use crate::remote::Remote;
 use crate::show::{self, Action};
 use crate::simulator::Simulator;
+use crate::sys;
 use crate::trace::Traces;
 
 pub(crate) fn run(args: &RunArgs, control: &Path) -> anyhow::Result<()> {
@@ -39,6 +41,13 @@ pub(crate) fn read_topology(path: &Path) -> anyhow::Result<Topology> {
     topology.with_context(|| name.to_string())
 }
 
+/// The descriptors that stay the same, by their numbers in [`Engine::epoll`]: a device has its index.
+const REMOTE: u64 = u64::MAX;
+const CONTROL: u64 = u64::MAX - 1;
+
+/// How many descriptors one turn handles. The others come first in the next one.
+const READY: usize = 64;
+
 /// The fabric, with all its connections.
 struct Engine {
     fabric: Fabric,
@@ -48,6 +57,10 @@ struct Engine {
     capture: Option<Capture>,
     traces: Traces,
     control: Control,
+    epoll: Epoll,
+    /// Of the last [`Engine::wait`]: the first `readable` of these.
+    ready: [EpollEvent; READY],
+    readable: usize,
     buffer: Vec<u8>,
 }
 
@@ -71,15 +84,29 @@ impl Engine {
                 devices.push((node, device));
             }
         }
+        if !devices.is_empty() {
+            raise_priority();
+        }
         for &node in &local {
             fabric.handle_input(now, Input::Attach(node));
         }
         if let Some(remote) = &mut remote {
             remote.admit(&mut fabric, now, &elsewhere);
         }
-        let buffer = vec![0; BUFFER_LEN];
-        let traces = Traces::default();
-        Ok(Self { fabric, devices, simulator, remote, capture, traces, control, buffer })
+        let epoll = watch(&devices, remote.as_ref(), &control).context("cannot watch")?;
+        Ok(Self {
+            fabric,
+            devices,
+            simulator,
+            remote,
+            capture,
+            traces: Traces::default(),
+            control,
+            epoll,
+            ready: [EpollEvent::empty(); READY],
+            readable: 0,
+            buffer: vec![0; BUFFER_LEN],
+        })
     }
 
     fn run(mut self) -> anyhow::Result<()> {
@@ -93,10 +120,17 @@ impl Engine {
     }
 
     fn take_in(&mut self, now: Instant) -> anyhow::Result<()> {
-        for (node, device) in &mut self.devices {
-            if let Some(records) = device.read(&mut self.buffer)? {
-                for record in records {
-                    self.fabric.handle_input(now, input(*node, &record));
+        let (mut is_remote, mut is_control) = (false, false);
+        for event in self.ready.iter().take(self.readable) {
+            match event.data() {
+                REMOTE => is_remote = true,
+                CONTROL => is_control = true,
+                index => {
+                    let index = usize::try_from(index).unwrap_or(usize::MAX);
+                    let Some((node, device)) = self.devices.get_mut(index) else { continue };
+                    for record in device.read(&mut self.buffer)?.into_iter().flatten() {
+                        self.fabric.handle_input(now, input(*node, &record));
+                    }
                 }
             }
         }
@@ -104,9 +138,14 @@ impl Engine {
             simulator.read(&mut self.fabric, now);
         }
         if let Some(remote) = &mut self.remote {
-            remote.read(&mut self.fabric, now);
+            if is_remote {
+                remote.read(&mut self.fabric, now);
+            }
+            remote.handle_timeout(&mut self.fabric, now);
         }
-        self.serve(now);
+        if is_control {
+            self.serve(now);
+        }
         Ok(())
     }
 
@@ -150,7 +189,7 @@ impl Engine {
             let device = self.devices.iter_mut().find(|(node, _)| *node == port.node);
             let remote = self.remote.as_mut().filter(|remote| remote.may_have(port.node));
             if let Some((_, device)) = device {
-                device.write(port.number, &packet)?;
+                device.write(port.number, packet)?;
             } else if let Some(remote) = remote {
                 remote.write(port, &packet);
             } else if let Some(simulator) = &mut self.simulator {
@@ -171,7 +210,7 @@ impl Engine {
     }
 
     /// Sleeps until a descriptor is readable or a timer is due.
-    fn wait(&self) -> anyhow::Result<()> {
+    fn wait(&mut self) -> anyhow::Result<()> {
         let remote = self.remote.as_ref().and_then(Remote::poll_timeout);
         let traces = self.traces.timeout().map(|wait| boot_time().map(|now| now + wait));
         let traces = traces.transpose()?;
@@ -184,22 +223,41 @@ impl Engine {
                 PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
             }
         };
-        let devices = self.devices.iter().map(|(_, device)| device.as_fd());
+        // Those that come and go.
         let simulator = self.simulator.iter().flat_map(Simulator::fds);
-        let remote = self.remote.iter().map(Remote::as_fd);
-        let control = std::iter::once(self.control.as_fd());
-        let mut fds: Vec<_> = devices
-            .chain(simulator)
-            .chain(remote)
-            .chain(control)
+        let mut fds: Vec<_> = simulator
             .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
             .chain(self.traces.fds().map(|fd| PollFd::new(fd, PollFlags::POLLOUT)))
             .collect();
-        match poll(&mut fds, timeout) {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(error) => Err(error).context("cannot wait"),
-        }
+        let ready = if fds.is_empty() {
+            self.epoll.wait(&mut self.ready, timeout)
+        } else {
+            fds.push(PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN));
+            poll(&mut fds, timeout)
+                .and_then(|_| self.epoll.wait(&mut self.ready, PollTimeout::ZERO))
+        };
+        self.readable = match ready {
+            Ok(count) => count,
+            Err(Errno::EINTR) => 0,
+            Err(error) => return Err(error).context("cannot wait"),
+        };
+        Ok(())
     }
+}
+
+/// So a turn asks only those descriptors that have something to read.
+fn watch(
+    devices: &[(NodeId, Device)],
+    remote: Option<&Remote>,
+    control: &Control,
+) -> nix::Result<Epoll> {
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    let devices = (0_u64..).zip(devices.iter().map(|(_, device)| device.as_fd()));
+    let remote = remote.map(|remote| (REMOTE, remote.as_fd()));
+    for (data, fd) in devices.chain(remote).chain([(CONTROL, control.as_fd())]) {
+        epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, data))?;
+    }
+    Ok(epoll)
 }
 
 fn find<'a>(devices: &'a mut [(NodeId, Device)], name: &str) -> anyhow::Result<&'a mut Device> {
@@ -258,6 +316,13 @@ fn input<'a>(node: NodeId, record: &Record<'a>) -> Input<'a> {
         Record::Capabilities { port: number, mask } => {
             Input::Capabilities { port: PortId { node, number }, mask }
         }
+    }
+}
+
+/// Without the right to it, all works, but slower.
+pub(crate) fn raise_priority() {
+    if let Err(errno) = sys::raise_priority() {
+        eprintln!("ibfab: its packets wait for other programs: it has no higher priority: {errno}");
     }
 }
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! The system calls without a safe wrapper: the ioctls of `/dev/ibtun`.
+//! The system calls without a safe wrapper: the ioctls of `/dev/ibtun`, and setpriority(2).
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use ibarr_fabric::ibtun::{
     Behaviours, Create, EVENT_CLIENT_REREGISTER, Event, Fault, Guids, PKeys, Port,
 };
-use nix::Result;
+use nix::errno::Errno;
+use nix::{Result, libc};
 
 mod raw {
     use ibarr_fabric::ibtun::ioctl::{
@@ -23,6 +24,14 @@ mod raw {
     nix::ioctl_write_ptr_bad!(event, EVENT, Event);
     nix::ioctl_write_ptr_bad!(fault, FAULT, Fault);
     nix::ioctl_write_ptr_bad!(set_behaviour, SET_BEHAVIOUR, Behaviours);
+}
+
+/// Lets this process run before others, as hardware does: a program that polls would keep it from its packets.
+pub(crate) fn raise_priority() -> Result<()> {
+    const HIGHEST: libc::c_int = -20;
+    // SAFETY: the arguments are numbers; the call changes the priority of this process.
+    Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, HIGHEST) })?;
+    Ok(())
 }
 
 /// Makes the channel adapter; fills in its name.
