@@ -375,18 +375,18 @@ fn lossy() -> Result<()> {
 }
 
 /// Columns of `ibfab show` by port.
-struct Shown(BTreeMap<String, Columns>);
+pub(crate) struct Shown(BTreeMap<String, Columns>);
 
 #[derive(Clone, Debug)]
-struct Columns {
+pub(crate) struct Columns {
     lid: String,
-    sent: u64,
-    received: u64,
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
     dropped: u64,
 }
 
 impl Shown {
-    fn read() -> Result<Self> {
+    pub(crate) fn read() -> Result<Self> {
         let said = rig::run(Place::Here, &["ibfab", "show"])?;
         let mut ports = BTreeMap::new();
         for line in said.lines().skip(1).take_while(|line| !line.is_empty()) {
@@ -400,7 +400,7 @@ impl Shown {
         Ok(Self(ports))
     }
 
-    fn port(&self, name: &str) -> Result<Columns> {
+    pub(crate) fn port(&self, name: &str) -> Result<Columns> {
         Ok(self.0.get(name).with_context(|| format!("no {name}"))?.clone())
     }
 }

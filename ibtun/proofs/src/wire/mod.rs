@@ -13,7 +13,9 @@ use std::fs;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
 
+use crate::diagnostics::Shown;
 use crate::report::Report;
 use crate::rig::{self, Place, Rig, capture, rping, rping_lossy, spawn, stream, verbs};
 
@@ -62,13 +64,13 @@ impl<'a> End<'a> {
 
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
-    if let Some(_rig) = report.claim("the rig stands", Rig::up()) {
-        prove(&mut report);
+    if let Some(rig) = report.claim("the rig stands", Rig::up()) {
+        prove(&mut report, &rig);
     }
     report.end()
 }
 
-fn prove(report: &mut Report) {
+fn prove(report: &mut Report, rig: &Rig) {
     let rc = |options: &[&str]| pingpong("ibv_rc_pingpong", [OTHER, OURS], options);
     report.claim("the other HCA has an interface in a namespace", other_host());
     report.claim("RC: small messages arrive whole", rc(&["-s", "100", "-n", "50"]));
@@ -88,6 +90,7 @@ fn prove(report: &mut Report) {
     for (program, options) in PERFTEST {
         report.claim(&format!("{program} runs"), perftest(program, options));
     }
+    report.claim("the switch counts each packet between two HCAs", all_cross_the_switch(rig));
     report.claim("IPoIB runs in connected mode between HCAs", connected_mode());
     report.claim("the capture has the packets", is_captured());
     report.claim("without loss nothing was sent twice", nothing_lost());
@@ -217,6 +220,41 @@ fn is_captured() -> Result<()> {
         ("UC SEND first", 0x20),
     ] {
         ensure!(counts[opcode] > 0, "no {what} in the capture: {counts:?}");
+    }
+    Ok(())
+}
+
+/// There is no short cut between HCAs of one kernel: both ends of their links count the same packets. OpenSM does not
+/// ask meanwhile, because the fabric's own agents would answer.
+fn all_cross_the_switch(rig: &Rig) -> Result<()> {
+    /// The HCAs, and their ports of the switch.
+    const LINKS: [(End<'_>, &str); 2] = [(OURS, "S1/1"), (OTHER, "S1/7")];
+    let read = || -> Result<Vec<_>> {
+        let shown = Shown::read()?;
+        let read = |&(end, port): &(End<'_>, &str)| {
+            Ok([end.count("tx_packets")?, shown.port(port)?.received])
+        };
+        LINKS.iter().map(read).collect()
+    };
+    // Nothing is on its way if it stays the same.
+    let rest = || {
+        rig::eventually(|| {
+            let first = read()?;
+            ensure!(read()? == first, "other packets");
+            Ok(first)
+        })
+    };
+    rig.opensm.signal(Signal::SIGSTOP)?;
+    let counts = rest().and_then(|before| {
+        pingpong("ibv_rc_pingpong", [OTHER, OURS], &["-s", "20000", "-n", "100"])?;
+        Ok((before, rest()?))
+    });
+    rig.opensm.signal(Signal::SIGCONT)?;
+    let (before, after) = counts?;
+    for ((before, after), (end, _)) in before.iter().zip(&after).zip(LINKS) {
+        let [sent, switched] = [0, 1].map(|index| after[index] - before[index]);
+        ensure!(sent >= 500, "{end:?} sent {sent} packets");
+        ensure!(switched == sent, "{end:?} sent {sent} packets, and the switch counts {switched}");
     }
     Ok(())
 }
