@@ -134,11 +134,13 @@ fn measure(report: &mut Report, rig: &Rig) {
     for (program, _, is_bandwidth) in PROGRAMS {
         for [ours, theirs] in [[Pair::Wire, Pair::Veth], [Pair::Inside, Pair::Same]] {
             let [a, b] = [ours, theirs].map(|pair| median(program, pair));
-            let (ratio, unit) = if is_bandwidth { (a / b, "MB/s") } else { (b / a, "µs") };
-            let verdict = if ratio >= 1.0 { "met" } else { "missed" };
+            // A latency may be 1.5 times that of Soft-RoCE.
+            let (ratio, unit, aim) =
+                if is_bandwidth { (a / b, "MB/s", 1.0) } else { (b / a, "µs", 0.67) };
+            let verdict = if ratio >= aim { "met" } else { "missed" };
             Report::figure(format!(
                 "{program}: {ours:?} to Soft-RoCE {theirs:?}: {ratio:.2} as good ({a:.1} and {b:.1} {unit}); the aim \
-                 is at least 1: {verdict}"
+                 is at least {aim}: {verdict}"
             ));
         }
     }
