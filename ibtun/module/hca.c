@@ -26,7 +26,7 @@
 #define IBTUN_DRIVER_ID		RDMA_DRIVER_QIB
 
 #define IBTUN_MAX_QP		16384
-#define IBTUN_QP_TABLE		256
+#define IBTUN_QP_TABLE		1024
 #define IBTUN_MAX_WR		16383
 #define IBTUN_MAX_SGE		64
 #define IBTUN_MAX_CQE		0x2ffff
