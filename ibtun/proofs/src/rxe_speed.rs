@@ -2,17 +2,19 @@
 
 //! `cargo xtask vm rxe-speed`: bandwidth and latency of RC between two software HCAs, through the fabric, and between
 //! two devices of Soft-RoCE (`rdma_rxe`), over a veth pair; then of both inside one device. perftest measures in
-//! turn.
+//! turn. At last it makes 10,000 connections.
 
 use std::collections::HashMap;
 use std::fs;
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::init::{self, LATER};
 use crate::report::Report;
-use crate::rig::{self, Place, Rig, cpu_time};
+use crate::rig::{self, PATIENCE, Place, Rig, cpu_time};
 use crate::wire::{self, End, OTHER, OURS, SAME};
 
 /// Each program with each device in turn, so often.
@@ -97,6 +99,7 @@ pub(crate) fn run() -> ExitCode {
         if report.claim("there are two devices of Soft-RoCE", soft_roce()).is_some() {
             measure(&mut report, &rig);
         }
+        report.claim("10,000 connections between two HCAs send, each", many());
         drop(rig);
     }
     report.end()
@@ -144,6 +147,44 @@ fn measure(report: &mut Report, rig: &Rig) {
             ));
         }
     }
+}
+
+/// One program with many connections, and the memory that a queue pair takes of the kernel: in its caches, and by
+/// pages of its own.
+fn many() -> Result<()> {
+    const CONNECTIONS: &str = "10000";
+    let memory = || -> Result<u64> {
+        let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
+        let sum = ["Slab:", "VmallocUsed:", "Percpu:"].map(|name| -> Result<u64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            Ok(line.context(name)?.trim().trim_end_matches(" kB").parse()?)
+        });
+        sum.into_iter().sum::<Result<u64>>().map(|kilobytes| kilobytes * 1024)
+    };
+    let pairs = || -> Result<u64> {
+        [OURS, OTHER].iter().map(|end| wire::queue_pairs(end.0)).sum::<Result<u64>>()
+    };
+    let (memory_before, before) = (memory()?, pairs()?);
+    let options = ["-F", "-q", CONNECTIONS, "-s", "64", "-n", "5", "-t", "5"];
+    let (server, words) = wire::start("ib_write_bw", OTHER, OURS, &options)?;
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let client = rig::spawn("ib_write_bw-many", Place::Here, &words)?;
+    let wanted = 2 * CONNECTIONS.parse::<u64>()?;
+    let is_made = || -> Result<bool> {
+        // To count them takes time.
+        thread::sleep(Duration::from_secs(1));
+        Ok(pairs()?.saturating_sub(before) >= wanted)
+    };
+    let began = Instant::now();
+    while !is_made()? {
+        ensure!(began.elapsed() < PATIENCE, "few queue pairs: {}", client.said()?);
+    }
+    let bytes = memory()?.saturating_sub(memory_before) / wanted;
+    // Of each queue pair, rdmavt waits for all processors before it destroys it.
+    let ended = [client.wait(10 * PATIENCE)?, server.wait(10 * PATIENCE)?];
+    ensure!(ended.iter().all(ExitStatus::success), "{ended:?}");
+    Report::figure(format!("{wanted} queue pairs: {bytes} bytes of the kernel for each"));
+    Ok(())
 }
 
 /// Two devices in this namespace, where Soft-RoCE has its socket. All packets between their addresses cross the

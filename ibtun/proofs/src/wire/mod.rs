@@ -169,7 +169,7 @@ fn start_pingpong(
 }
 
 /// The same of any program.
-fn start(
+pub(crate) fn start(
     program: &str,
     server: End<'_>,
     client: End<'_>,
@@ -257,6 +257,11 @@ fn all_cross_the_switch(rig: &Rig) -> Result<()> {
         ensure!(switched == sent, "{end:?} sent {sent} packets, and the switch counts {switched}");
     }
     Ok(())
+}
+
+/// How many queue pairs the HCA has.
+pub(crate) fn queue_pairs(device: &str) -> Result<u64> {
+    Ok(resources::summary(device, &["qp"])?.iter().sum())
 }
 
 pub(crate) fn nothing_lost() -> Result<()> {

@@ -60,7 +60,7 @@ fn rdma(words: &[&str]) -> Result<Value> {
 }
 
 /// How many objects of each kind the device has.
-fn summary(device: &str, kinds: &[&str]) -> Result<Vec<u64>> {
+pub(super) fn summary(device: &str, kinds: &[&str]) -> Result<Vec<u64>> {
     let all = rdma(&["resource", "show"])?;
     let rows = all.as_array().context("no list")?;
     let row = rows.iter().find(|row| row["ifname"] == device).context("no device")?;
