@@ -9,7 +9,7 @@ use ibarr_fabric::remote::Address;
 
 use crate::generate::{ExportArgs, Shape};
 use crate::show::Command as Request;
-use crate::{control, generate, join, run};
+use crate::{control, generate, join, run, up};
 
 /// A software InfiniBand fabric: switches, routers and channel adapters without hardware.
 #[derive(Debug, Parser)]
@@ -24,6 +24,10 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Make two HCAs with a subnet manager and IPoIB addresses, until `ibfab down`
+    Up(UpArgs),
+    /// End what `ibfab up` has begun, and leave nothing of it
+    Down,
     /// Run a fabric; its channel adapters become devices of this machine
     Run(RunArgs),
     /// Write a topology of a regular shape
@@ -33,6 +37,19 @@ enum Command {
     Join(JoinArgs),
     #[command(flatten)]
     Request(Request),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct UpArgs {
+    /// Make only the first HCA, and let another machine have the second
+    #[arg(long, value_name = "ADDRESS", requires = "key")]
+    pub(crate) listen: Option<Address>,
+    /// Make only the second HCA, of the fabric at this address: udp:ADDRESS:PORT
+    #[arg(long, value_name = "ADDRESS", requires = "key", conflicts_with = "listen")]
+    pub(crate) join: Option<Address>,
+    /// File with the key of both machines: 16 bytes or more, readable by its owner alone
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -94,6 +111,8 @@ pub(crate) struct JoinArgs {
 impl Cli {
     pub(crate) fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Up(args) => up::up(&args, &self.control),
+            Command::Down => up::down(&self.control),
             Command::Run(args) => run::run(&args, &self.control),
             Command::Join(args) => join::run(&args),
             Command::Generate(shape) => generate::generate(&shape),

@@ -18,6 +18,7 @@ mod simulator;
 mod socket;
 mod sys;
 mod trace;
+mod up;
 
 use std::process::ExitCode;
 
