@@ -9,6 +9,7 @@
 
 pub mod init;
 pub mod kernel_log;
+pub mod page;
 pub mod report;
 pub mod rig;
 

@@ -177,7 +177,7 @@ enum Fabric {
     M,
     /// a router as it is sold, which needs alias GIDs
     N,
-    /// the commands of ibtun's README
+    /// the commands of ibtun's README, and ibfab up
     Tutorial,
 }
 
@@ -475,6 +475,12 @@ fn prepare_run(
         Fabric::I => {
             rig::with_pyverbs(workspace, prepared)?;
             rig::with_diagnostics(workspace, prepared)?;
+        }
+        // Each Debian has these.
+        Fabric::Tutorial => {
+            for name in ["dash", "setpriv"] {
+                prepared.programs.extend(libraries::program(Path::new("/"), name)?);
+            }
         }
         _ if scenario.proves_ibtun() => {}
         _ => prepared.programs.push(image::ours("/bin/ibarr", artifacts::binary(built, "ibarr")?)?),
