@@ -9,6 +9,8 @@ mod bring_up;
 mod diagnostics;
 mod ibtun;
 mod pyverbs;
+#[cfg(test)]
+mod readme;
 mod rxe_speed;
 #[expect(unsafe_code, reason = "system calls without a safe wrapper")]
 mod sys;
