@@ -269,6 +269,7 @@ static const struct ib_device_ops ibtun_ops = {
 	.enable_driver = ibtun_trace_calls,
 	.modify_device = ibtun_modify_device,
 	.modify_port = ibtun_modify_port,
+	.query_gid = ibtun_query_gid,
 #ifdef IBTUN_HAS_INIT_PORT
 	.init_port = ibtun_init_port,
 #else

@@ -274,6 +274,7 @@ int ibtun_query_port_state(struct rvt_dev_info *rdi, ibtun_number number,
 int ibtun_modify_port(struct ib_device *ibdev, ibtun_number number, int mask,
 		      struct ib_port_modify *modify);
 int ibtun_get_guid(struct rvt_dev_info *rdi, struct rvt_ibport *rvp, int index, __be64 *guid);
+int ibtun_query_gid(struct ib_device *ibdev, ibtun_number number, int index, union ib_gid *gid);
 
 /* send.c */
 void ibtun_do_send(struct rvt_qp *qp);

@@ -312,3 +312,26 @@ int ibtun_get_guid(struct rvt_dev_info *rdi, struct rvt_ibport *rvp, int index, 
 	*guid = READ_ONCE(port->guid[index]);
 	return 0;
 }
+
+/*
+ * In place of rdmavt's, to which an entry without a GUID is a GID: the SM has
+ * assigned none (IBA 14.2.5.5, GUIDInfo), and ib_core lists what is not zero.
+ * The last entry keeps its prefix, which ib_core takes for that of the port
+ * (config_non_roce_gid_cache).
+ */
+int ibtun_query_gid(struct ib_device *ibdev, ibtun_number number, int index, union ib_gid *gid)
+{
+	struct ibtun_hca *hca = ibtun_from_ib(ibdev);
+	struct ibtun_hca_port *port = ibtun_port_numbered(hca, number);
+	__be64 guid;
+	int err;
+
+	if (!port)
+		return -EINVAL;
+	err = ibtun_get_guid(&hca->rdi, &port->rvp, index, &guid);
+	if (err)
+		return err;
+	gid->global.subnet_prefix = guid || index == hca->guids - 1 ? port->rvp.gid_prefix : 0;
+	gid->global.interface_id = guid;
+	return 0;
+}

@@ -193,7 +193,8 @@ fn guids(device: &Ibtun, name: &str) -> Result<()> {
     guids.guid[1] = [2, 0, 0, 0, 0, 0, 0xaa, 0xbb];
     device.set_guids(&guids)?;
     eventually(|| is_attribute(name, "ports/2/gids/1", "fe80:0000:0000:0000:0200:0000:0000:aabb"))?;
-    eventually(|| is_attribute(name, "ports/2/gids/0", "fe80:0000:0000:0000:0200:0000:0000:1002"))
+    eventually(|| is_attribute(name, "ports/2/gids/0", "fe80:0000:0000:0000:0200:0000:0000:1002"))?;
+    is_attribute(name, "ports/2/gids/2", "0000:0000:0000:0000:0000:0000:0000:0000")
 }
 
 /// Returns the first packet to the SA, with its header. The kernel sends it on its own, to ask what
