@@ -11,6 +11,7 @@ mod ibtun;
 mod pyverbs;
 #[cfg(test)]
 mod readme;
+mod reload;
 mod rxe_speed;
 #[expect(unsafe_code, reason = "system calls without a safe wrapper")]
 mod sys;
@@ -33,6 +34,10 @@ fn main() -> ExitCode {
         [_, "run-i"] => pyverbs::run(),
         [_, "run-tutorial"] => tutorial::run(),
         [_, "rxe-speed"] => rxe_speed::run(),
+        [_, "reload", rounds, seed] => match (rounds.parse(), seed.parse()) {
+            (Ok(rounds), Ok(seed)) => reload::run(rounds, seed),
+            _ => ExitCode::from(64),
+        },
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
             ibtun::run(records.parse().unwrap_or_default())
         }

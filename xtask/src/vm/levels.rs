@@ -38,10 +38,12 @@ pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
     Ok(style.and_then(|()| prove_all(workspace, &mut machines, &scenarios, DEADLINE, level)))
 }
 
-/// All of these, on the kernels that they leave out.
+/// All of these, on the kernels that they leave out, and what CI has no time for.
 pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
     let mut machines = with_fabric(workspace, &[Version::V6_12])?;
-    let fabric = [Scenario::Ibtun { records: ODD_RECORDS }].into_iter().chain(all_on_the_fabric());
+    let reload = Scenario::Reload { rounds: 200, seed: None };
+    let fabric = [reload, Scenario::Ibtun { records: ODD_RECORDS }];
+    let fabric = fabric.into_iter().chain(all_on_the_fabric());
     let scenarios: Vec<_> = netlink().into_iter().chain(responder(4)).chain(fabric).collect();
     Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE, Some("nightly")))
 }

@@ -20,7 +20,7 @@ mod table;
 mod tap;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Subcommand, ValueEnum};
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     /// Your own kernel instead of Debian's: the directory in which `make bzImage modules` was run
     #[arg(long, value_name = "DIRECTORY", global = true, conflicts_with = "kernels")]
     tree: Option<PathBuf>,
-    /// When a guest is killed if it has not ended [default: 900, 1800 for `responder`, 12 hours for `shell`]
+    /// When a guest is killed if it has not ended [default: 900, 1800 for `responder`, 3 hours for `reload`, 12 hours for `shell`]
     #[arg(long, value_name = "SECONDS", global = true)]
     deadline: Option<u64>,
 }
@@ -107,6 +107,15 @@ enum Scenario {
         /// How many random and mutated packets it gets
         #[arg(long, default_value_t = ODD_RECORDS)]
         records: u64,
+    },
+    /// HCAs end under load: `ibfab` is killed, and the module unloaded
+    Reload {
+        /// The number of rounds, each of which ends all HCAs
+        #[arg(long, default_value_t = RELOADS)]
+        rounds: u32,
+        /// What is done, and in which order, depends on it [default: another each time]
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Failure modes: the daemon under faults
     Daemon,
@@ -231,7 +240,7 @@ impl Scenario {
     fn program(&self) -> &'static str {
         match self {
             Self::Run { scenario: Some(scenario) } if scenario.proves_ibtun() => "ibtun-proofs",
-            Self::RxeSpeed | Self::Ibtun { .. } => "ibtun-proofs",
+            Self::RxeSpeed | Self::Ibtun { .. } | Self::Reload { .. } => "ibtun-proofs",
             _ => "ibarr-guest",
         }
     }
@@ -248,6 +257,12 @@ const NOT_IN_A_GUEST: [&str; 4] = [
 
 /// Enough to reach each branch of the parser often; a million take some minutes.
 const ODD_RECORDS: u64 = 50_000;
+
+/// They take more than an hour.
+const RELOADS: u32 = 1000;
+
+/// Twice what so many rounds take, or more.
+const RELOAD_DEADLINE: Duration = Duration::from_hours(3);
 
 /// The modules of `vm exec`: all that our scenarios need.
 const ALL_MODULES: &[&str] = &["rdma_ucm", "ib_umad", "tun", "veth", "sch_ingress", "cls_bpf"];
@@ -274,6 +289,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let deadline = match (args.deadline, &args.scenario) {
         (Some(seconds), _) => Duration::from_secs(seconds),
         (None, Scenario::Responder { .. }) => LONG_DEADLINE,
+        (None, Scenario::Reload { .. }) => RELOAD_DEADLINE,
         (None, Scenario::Shell) => SHELL_DEADLINE,
         (None, _) => DEADLINE,
     };
@@ -376,6 +392,15 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             prepared.name = "ibtun";
             prepared.modules = &["ib_umad", "ib_uverbs", "ib_ipoib", "rdma_ucm", module::NAME];
             prepared.command.extend(["ibtun".to_owned(), records.to_string()]);
+        }
+        Scenario::Reload { rounds, seed } => {
+            rig::prepare(workspace, "reload", &built, &mut prepared)?;
+            rig::with_diagnostics(workspace, &mut prepared)?;
+            let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+            let seed = seed.unwrap_or(now);
+            prepared.command.extend([rounds.to_string(), seed.to_string()]);
+            // The log keeps all warnings.
+            prepared.kernel_arguments = "log_buf_len=16M";
         }
         Scenario::Daemon => {
             prepared.name = "daemon";

@@ -221,7 +221,9 @@ pub(super) fn with_soft_roce(workspace: &Workspace, prepared: &mut Prepared) -> 
 /// Perl are left out.
 pub(super) fn with_diagnostics(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
     let root = tools::root(workspace, &tools::RDMA)?;
-    for name in ["dump_fts", "ibaddr", "iblinkinfo", "ibqueryerrors", "ibroute", "ibtracert"] {
+    for name in
+        ["dump_fts", "ibaddr", "iblinkinfo", "ibportstate", "ibqueryerrors", "ibroute", "ibtracert"]
+    {
         prepared.programs.extend(libraries::program(&root, name)?);
     }
     for name in ["ibhosts", "ibnodes", "ibstatus", "ibswitches"] {

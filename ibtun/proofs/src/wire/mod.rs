@@ -159,7 +159,7 @@ fn pingpong(program: &str, ends: [End<'_>; 2], options: &[&str]) -> Result<()> {
 }
 
 /// Starts its server, and returns it with the command of its client.
-fn start_pingpong(
+pub(crate) fn start_pingpong(
     program: &str,
     server: End<'_>,
     client: End<'_>,
