@@ -31,7 +31,7 @@ fn each_planted_bug_is_found_and_reported_with_seed_and_trace() {
         let claims: &[_] = match bug {
             Bug::LostWake | Bug::SilentStart => &["resolved"],
             Bug::DoubleAnswer => &["times, answered"],
-            Bug::StaleAfterChange => &["which is no longer true"],
+            Bug::StaleAfterChange => &["which is no longer true", "but no peer has said so"],
             Bug::StaleMap | Bug::LateMap => &["may answer from an old map"],
             Bug::EndlessLease => &["which is no longer true", "health says lease-ending"],
             Bug::UnboundedTable => &["sockets"],

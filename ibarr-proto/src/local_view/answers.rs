@@ -10,7 +10,7 @@ use ibarr_common::ib::{Gid, PKey};
 
 use super::{
     AddressId, AddressStatus, Input, Interface, InterfaceAddress, InterfaceName, Key, Link,
-    LocalView, Subject,
+    LinkType, LocalView, Subject,
 };
 use crate::ip2gid::client::Egress;
 use crate::ip2gid::server::Local;
@@ -68,6 +68,21 @@ impl LocalView {
         }
     }
 
+    /// What a request of the kernel gets from this node's own addresses, and from the GIDs that the configuration gives.
+    /// An ifindex of no IPoIB interface, and of none that the configuration names, is that of another network namespace,
+    /// where an address of ours may be another node's. The configuration is believed for any.
+    pub fn lookup_for_kernel(&self, question: Question) -> Option<Outcome> {
+        let is_here =
+            |egress| self.inventory.link(egress).is_some_and(|link| self.is_on_fabric(link));
+        let is_fixed = self.config.static_gids.lookup(question.target()).is_some();
+        self.lookup(question).filter(|_| is_fixed || question.egress().is_none_or(is_here))
+    }
+
+    /// Whether the kernel may ask by this interface: one of IPoIB, or one that the configuration names.
+    fn is_on_fabric(&self, link: &Link) -> bool {
+        link.link_type == LinkType::INFINIBAND || self.config.interfaces.selects(link)
+    }
+
     /// Whether any address of this node has a GID. Takes constant time.
     pub fn has_answers(&self) -> bool {
         self.facts.has_answers()
@@ -92,9 +107,9 @@ impl LocalView {
     pub fn poll_egresses(&mut self) -> Option<BTreeMap<IfIndex, Option<Egress>>> {
         let changed = self.changed.take()?;
         let egress = |ifindex| {
-            let vrf = self.inventory.link(ifindex)?.vrf;
+            let link = self.inventory.link(ifindex)?;
             let addresses = self.inventory.sources_on(ifindex, Egress::MAX_SOURCES).collect();
-            Some(Egress { vrf, addresses })
+            Some(Egress { vrf: link.vrf, is_on_fabric: self.is_on_fabric(link), addresses })
         };
         Some(changed.into_iter().map(|ifindex| (ifindex, egress(ifindex))).collect())
     }

@@ -361,6 +361,9 @@ impl LocalView {
     /// Replaces the configuration.
     pub fn reconfigure(&mut self, config: Config) {
         self.config = config;
+        self.changed
+            .get_or_insert_default()
+            .extend(self.inventory.links().map(|link| link.ifindex));
         self.decide_all();
     }
 

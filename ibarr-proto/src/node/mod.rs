@@ -306,7 +306,11 @@ impl Node {
     fn route_request(&mut self, now: Instant, event: requests::Event) {
         match event {
             requests::Event::LookUp(request) => {
-                let own = self.view.lookup(request.request.question);
+                let client::Request { caller, question, .. } = request.request;
+                let own = match caller {
+                    Caller::Kernel => self.view.lookup_for_kernel(question),
+                    _ => self.view.lookup(question),
+                };
                 self.requests.handle_input(now, requests::Input::LookedUp(request, own));
             }
             requests::Event::Recall(request) => {

@@ -404,14 +404,15 @@ fn tables_hold_only_what_local_service_and_shares_admit() {
 const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
 const EGRESS: IfIndex = IfIndex::MIN;
 
-/// Performs the actions for which there is `room`; routes and sockets exist, addresses do not.
+/// Performs the actions for which there is `room`; routes, sockets and an IPoIB interface exist, addresses do not.
 fn done(node: &mut Node, local_service: bool) -> Vec<Output> {
     let mut done = Vec::new();
     node.handle_timeout(NOW);
     while let Some(output) = node.poll(Room { local_service }) {
         match output {
             Output::View(local_view::Request::Dump(Subject::Node)) => {
-                for input in [local_view::Input::DumpStarted, local_view::Input::DumpDone] {
+                let egress = rig::link(EGRESS.get(), LinkType::INFINIBAND, &[0; 20]);
+                for input in [View::DumpStarted, View::ListedLink(egress), View::DumpDone] {
                     node.handle_input(NOW, Input::View(input));
                 }
                 node.handle_timeout(NOW);

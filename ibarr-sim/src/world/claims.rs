@@ -14,6 +14,7 @@ use ibarr_proto::local_service::{self, Limits, MEMORY};
 use super::World;
 use super::kernel_claims::{are_complete, header};
 use super::machine::Kind;
+use super::network::IPOIB;
 use super::process::{Daemon, Sockets};
 use super::troubles::Trouble;
 use super::words::{SILENT_LAG, Words, before};
@@ -48,6 +49,8 @@ pub(crate) struct Broken {
 struct Call {
     seq: Seq,
     target: IpAddr,
+    /// Its interface is one of another network namespace.
+    is_foreign: bool,
     asked_at: Instant,
     timeout: Duration,
 }
@@ -125,7 +128,8 @@ impl World {
         self.claims.counts.calls += 1;
         self.draw_window(id);
         if let Ok(seq) = self.machines[id].kernel.resolve_ip(self.now, request, timeout) {
-            let call = Call { seq, target, asked_at: self.now, timeout };
+            let is_foreign = request.ifindex != IPOIB;
+            let call = Call { seq, target, is_foreign, asked_at: self.now, timeout };
             self.claims.calls.entry(id).or_default().push(call);
             self.claims.asked_for(self.now, id);
         } else {
@@ -198,6 +202,12 @@ impl World {
         }
         let since = before(call.asked_at, SETTLE);
         let owner = self.truth.owner_since(call.target, since)?;
+        // The kernel asks for nothing on its own links. A caller of another namespace is left alone if it asks for that
+        // or for this machine's own addresses.
+        let is_on_link = self.machines[id].next_hop(call.target) == call.target;
+        if owner != id && is_on_link || owner == id && call.is_foreign {
+            return None;
+        }
         let is_quick = |id: usize| self.machines[id].ipoib.quick_since(self.now) <= since;
         let is_calm = |id: usize| self.machines[id].troubles.end() <= since && is_quick(id);
         // The next daemon has to answer requests that wait during a restart: its first nudge makes

@@ -155,14 +155,14 @@ fn kernel_and_client_of_acm_at_once_cost_a_query_each() {
     let _sa = Port::new(&dir);
     // This host has the GID of the stand-in's port at its end of the link.
     let source = "[[static-gid]]\nip = \"10.9.0.1\"\ngid = \"fec0:0:1:1::10:9\"\n";
-    let config = format!("{}{}{source}", peers.config(), serving(&dir));
+    let config = format!("{}{}{source}", peers.config_for_kernel(), serving(&dir));
     let (kernel, inherited): (Kernel, OwnedFd) = pair();
     let daemon = Daemon::spawn(command_here(&dir, inherited), &dir, &config);
     kernel.expect("18000000 01100500 00000000", "08000200 b80b0000");
     await_capabilities(&daemon);
     let mut client = Client::connect(&dir);
     let ifindex = IfIndex::new(if_nametoindex("near").unwrap()).unwrap();
-    for (seq, target, is_kernel_first) in [(1, "10.9.0.2", true), (2, "10.9.0.3", false)] {
+    for (seq, target, is_kernel_first) in [(1, "10.8.0.2", true), (2, "10.8.0.3", false)] {
         let count = |name: &str| counter(&daemon, &format!("ip2gid.client.{name}"));
         let queries = count("queries");
         let ip = target.parse().unwrap();

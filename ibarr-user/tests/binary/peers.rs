@@ -14,9 +14,11 @@ use nix::unistd::gettid;
 
 use crate::support::{TempDir, free_port, program};
 
-/// The peers' addresses are 10.9.0.2 to 10.9.0.9, and fd00:9::2. Nothing listens at the last but one.
+/// The peers' addresses are 10.9.0.2 to 10.9.0.9, and fd00:9::2. Nothing listens at the last but one. 10.8.0.2 and
+/// 10.8.0.3 are behind a gateway.
 pub(crate) const REFUSES: &str = "10.9.0.9";
 pub(crate) const SILENT: &str = "10.9.0.8";
+pub(crate) const GATEWAY: &str = "10.9.0.7";
 
 /// What the peers answer; an address without a GID has no answer.
 #[derive(Clone)]
@@ -39,10 +41,12 @@ impl Peers {
             goes.recv().unwrap();
             let addresses = (2..=9).map(|n| format!("ip addr add 10.9.0.{n}/24 dev far;"));
             sh(&format!(
-                "{} ip addr add fd00:9::2/64 dev far nodad; ip link set far up",
+                "{} ip addr add fd00:9::2/64 dev far nodad; ip link set far up
+                 ip addr add 10.8.0.2/32 dev far; ip addr add 10.8.0.3/32 dev far",
                 addresses.collect::<String>()
             ));
-            let all = (2..=8).map(|n| format!("10.9.0.{n}")).chain(["fd00:9::2".to_owned()]);
+            let all = (2..=8).map(|n| format!("10.9.0.{n}"));
+            let all = all.chain(["fd00:9::2", "10.8.0.2", "10.8.0.3"].map(str::to_owned));
             for address in all {
                 let address: IpAddr = address.parse().unwrap();
                 let socket = UdpSocket::bind((address, peers.port)).unwrap();
@@ -54,7 +58,8 @@ impl Peers {
         let thread = said.recv().unwrap();
         sh(&format!(
             "ip link add near type veth peer name far; ip link set far netns {thread}
-             ip addr add 10.9.0.1/24 dev near; ip addr add fd00:9::1/64 dev near nodad; ip link set near up"
+             ip addr add 10.9.0.1/24 dev near; ip addr add fd00:9::1/64 dev near nodad; ip link set near up
+             ip route add 10.8.0.0/24 via {GATEWAY}"
         ));
         go.send(()).unwrap();
         said.recv().unwrap();
@@ -78,6 +83,11 @@ impl Peers {
 
     pub(crate) fn config(&self) -> String {
         format!("udp-port = {}\n", self.port)
+    }
+
+    /// The kernel may ask by the link, as by IPoIB.
+    pub(crate) fn config_for_kernel(&self) -> String {
+        format!("{}interfaces = [\"near\"]\n", self.config())
     }
 
     fn serve(&self, socket: &UdpSocket, address: IpAddr) {

@@ -6,8 +6,9 @@
 //! interface (`addr_resolve` of drivers/infiniband/core/addr.c); its request names the interface
 //! alone. So the candidates of a question are the look-up by its interface without a source, then
 //! with each address of the interface. One counts if its route leaves by that interface to a gateway,
-//! because the kernel asks only for destinations behind one. The ifindex of a request may also belong
-//! to another network namespace: if no candidate counts, routing selects the interface.
+//! because the kernel asks only for destinations behind one, on IPoIB. The ifindex of a request may also
+//! belong to another network namespace: if no candidate counts, routing selects the interface, under
+//! the same condition. Otherwise the caller's network is another one, where the target may be another node.
 //!
 //! The first send takes the first way, each resend the next, since a gateway may be dead. A source
 //! by which a peer has answered is the first candidate of the next flight.
@@ -53,19 +54,26 @@ impl Candidates {
     }
 }
 
-/// The way of a candidate, if its route may be used. Users may also ask for what is on the link.
-fn way(flight: &Flight, candidate: Candidate, route: Route, vrf: Option<IfIndex>) -> Option<Way> {
+/// The way of a candidate, if its route may be used. The kernel asks for what is behind a gateway on IPoIB; users may
+/// also ask for what is on the link, and by other interfaces.
+fn way(
+    flight: &Flight,
+    candidate: Candidate,
+    route: Route,
+    interface: Option<&Egress>,
+) -> Option<Way> {
+    let vrf = interface.and_then(|interface| interface.vrf);
     let is_gateway = route.next_hop != flight.question.target();
-    let may_be_on_link = candidate.source.is_none() && !flight.is_of_kernel;
+    let is_of_kernel = is_gateway && interface.is_some_and(|interface| interface.is_on_fabric);
+    let is_of_user = !flight.is_of_kernel && (is_gateway || candidate.source.is_none());
     match candidate.egress {
-        None => Some(Way { candidate, route, vrf: None }),
+        None => {
+            let is_of_caller = flight.question.egress().is_none() || is_of_kernel;
+            is_of_caller.then_some(Way { candidate, route, vrf: None })
+        }
         Some(egress) => {
             let leaves_by_it = route.ifindex == egress || vrf == Some(egress);
-            (leaves_by_it && (is_gateway || may_be_on_link)).then_some(Way {
-                candidate,
-                route,
-                vrf,
-            })
+            (leaves_by_it && (is_of_kernel || is_of_user)).then_some(Way { candidate, route, vrf })
         }
     }
 }
@@ -107,8 +115,8 @@ impl Client {
         };
         flight.sought = None;
         self.unrouted.remove(&id);
-        let vrf_of = |ifindex| self.candidates.egresses.get(&ifindex)?.vrf;
-        let way = route.and_then(|route| way(flight, candidate, route, vrf_of(route.ifindex)));
+        let interface = |ifindex| self.candidates.egresses.get(&ifindex);
+        let way = route.and_then(|route| way(flight, candidate, route, interface(route.ifindex)));
         let is_new = |way: &Way| flight.ways.iter().all(|known| known.route != way.route);
         match way.filter(is_new) {
             Some(way) => {

@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use super::routing::{NoWayBack, WayBack};
 use super::*;
+use crate::ip2gid::Question;
 use crate::ip2gid::client::Egress;
 use crate::ip2gid::server::Local as _;
+use crate::request::Outcome;
 
 const NOW: Instant = Instant::from_nanos(1_000_000_000_000);
 
@@ -215,6 +217,31 @@ fn address_of_an_ipoib_interface_has_its_gid() {
     assert_eq!(story.view.gid_of(ip("10.1.0.1"), index(9)), Some(gid(1)));
     assert!(story.view.is_ours(ip("10.1.0.1")));
     assert!(!story.view.is_ours(ip("10.1.0.2")));
+}
+
+/// The ifindex of a request is one of the caller's network namespace.
+#[test]
+fn own_address_is_no_answer_to_an_interface_that_is_no_ipoib_here() {
+    let mut story = Story::new(&[], &[]);
+    let ethernet = Link { link_type: LinkType::ETHERNET, ..ib(6, 9) };
+    story.link(ib(5, 1)).add(5, "10.1.0.1").link(ethernet).add(6, "172.17.0.1");
+    let told = |target: &str, egress| {
+        let question = Question::new(ip(target), egress).unwrap();
+        let found = |outcome| match outcome {
+            Outcome::Found { gid, .. } => gid == self::gid(1),
+            _ => false,
+        };
+        let of = |outcome: Option<Outcome>| outcome.map(found);
+        (of(story.view.lookup(question)), of(story.view.lookup_for_kernel(question)))
+    };
+    let gid_known = (Some(true), Some(true));
+    assert_eq!(told("10.1.0.1", Some(index(5))), gid_known);
+    assert_eq!(told("10.1.0.1", None), gid_known);
+    for elsewhere in [6, 7] {
+        assert_eq!(told("10.1.0.1", Some(index(elsewhere))), (Some(true), None));
+        assert_eq!(told("172.17.0.1", Some(index(elsewhere))), (Some(false), None));
+    }
+    assert_eq!(told("10.1.0.2", Some(index(5))), (None, None));
 }
 
 #[test]
@@ -578,7 +605,7 @@ fn client_learns_a_bounded_number_of_addresses_of_the_interface_that_changed() {
     let changed = story.view.poll_egresses().unwrap();
     let first = |prefix| (1..=8).map(move |n| ip(&format!("{prefix}{n}")));
     let addresses = first("10.1.0.").chain(first("fe80::")).collect();
-    let egress = Egress { vrf: None, addresses };
+    let egress = Egress { vrf: None, is_on_fabric: true, addresses };
     assert_eq!(changed, BTreeMap::from([(index(1), Some(egress))]));
     assert_eq!(story.view.poll_egresses(), None);
 }

@@ -242,7 +242,9 @@ impl Mirror {
 fn egress(interface: &Interface) -> Egress {
     let usable = interface.addresses.iter().filter(|status| status.dad == Dad::Passed);
     let addresses: BTreeSet<_> = usable.map(|status| status.address).collect();
-    Egress { vrf: interface.vrf, addresses: addresses.into_iter().collect() }
+    let is_ipoib = interface.link_type == LinkType::INFINIBAND;
+    let is_on_fabric = is_ipoib || interface.gid != Err(NotServed::NotSelected);
+    Egress { vrf: interface.vrf, is_on_fabric, addresses: addresses.into_iter().collect() }
 }
 
 fn knowing_no_routes(config: Config) -> LocalView {

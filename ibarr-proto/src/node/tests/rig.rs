@@ -58,17 +58,6 @@ impl Rig {
 
     /// InfiniBand interface 4 has 10.1.0.1 and fe80::5, Ethernet interface 5 has 192.0.2.1.
     pub(super) fn knows_itself(&mut self) {
-        let link = |ifindex, link_type, hwaddr: &[u8]| Link {
-            ifindex: IfIndex::new(ifindex).unwrap(),
-            name: InterfaceName::new(format!("if{ifindex}").as_bytes()).unwrap(),
-            link_type,
-            hwaddr: HwAddr::new(hwaddr).unwrap(),
-            up: true,
-            bonding: Bonding::None,
-            altnames: AltNames::default(),
-            vrf: None,
-            pkey: None,
-        };
         let address = |ifindex, address| {
             let ifindex = IfIndex::new(ifindex).unwrap();
             let entry = InterfaceAddress::new(ifindex, ip(address), 24, None, Dad::Passed);
@@ -78,6 +67,9 @@ impl Rig {
         hwaddr[4..].copy_from_slice(&gid("fe80::1").octets());
         for input in [
             View::DumpStarted,
+            // The egress of the kernel's requests, and another one.
+            View::ListedLink(Link { up: false, ..link(2, LinkType::INFINIBAND, &[0; 20]) }),
+            View::ListedLink(Link { up: false, ..link(3, LinkType::INFINIBAND, &[0; 20]) }),
             View::ListedLink(link(4, LinkType::INFINIBAND, &hwaddr)),
             View::ListedLink(link(5, LinkType::ETHERNET, &hwaddr[..6])),
             address(4, "10.1.0.1"),
@@ -240,4 +232,19 @@ pub(super) fn ip(text: &str) -> IpAddr {
 
 pub(super) fn gid(text: &str) -> Gid {
     text.parse().unwrap()
+}
+
+/// An interface that is up.
+pub(super) fn link(ifindex: u32, link_type: LinkType, hwaddr: &[u8]) -> Link {
+    Link {
+        ifindex: IfIndex::new(ifindex).unwrap(),
+        name: InterfaceName::new(format!("if{ifindex}").as_bytes()).unwrap(),
+        link_type,
+        hwaddr: HwAddr::new(hwaddr).unwrap(),
+        up: true,
+        bonding: Bonding::None,
+        altnames: AltNames::default(),
+        vrf: None,
+        pkey: None,
+    }
 }

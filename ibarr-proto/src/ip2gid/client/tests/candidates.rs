@@ -15,8 +15,11 @@ fn rig(answered: usize) -> Rig {
     rig.answer_routes = false;
     let addresses = ["10.1.0.1", "10.1.0.2", "fd00:1::1", "fd00:1::2", "fe80::1"];
     let addresses = addresses.map(|address| address.parse().unwrap()).into();
-    let egress = Egress { addresses, ..Egress::default() };
-    rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), Some(egress))]));
+    let ipoib = Egress { is_on_fabric: true, ..Egress::default() };
+    let egress = Egress { addresses, ..ipoib.clone() };
+    let other = IfIndex::new(3).unwrap();
+    rig.client
+        .network_changed(BTreeMap::from([(ib0().unwrap(), Some(egress)), (other, Some(ipoib))]));
     rig
 }
 
@@ -105,6 +108,31 @@ fn user_gets_no_route_of_another_interface() {
         rig.gateway(None);
     }
     assert_eq!((rig.answers[&user].1, rig.sent.len()), (Outcome::Unreachable, 0));
+}
+
+#[test]
+fn request_of_another_namespace_is_sent_by_a_gateway_on_ipoib_or_not_at_all() {
+    // An interface that is none here, and one that is no IPoIB interface here but has a gateway.
+    let callers = [(77, None), (4, Some((4, 254)))];
+    // A neighbour, the gateway of an interface that is no IPoIB interface, and one of a gateway on IPoIB.
+    let rows = [(3, TARGETS[0], 0), (4, "10.3.0.254", 0), (3, "10.3.0.254", 1)];
+    for ((caller, by_caller), (ifindex, next_hop, sent)) in
+        callers.into_iter().flat_map(|caller| rows.map(|row| (caller, row)))
+    {
+        let question = Question::new(TARGETS[0].parse().unwrap(), IfIndex::new(caller)).unwrap();
+        let mut rig = rig(9);
+        let ethernet = BTreeMap::from([(IfIndex::new(4).unwrap(), Some(Egress::default()))]);
+        rig.client.network_changed(ethernet);
+        let kernel = rig.ask(question);
+        assert_eq!(rig.gateway(by_caller), format!("10.9.0.1%{caller}"));
+        let candidate = rig.routes_asked.pop().unwrap();
+        assert_eq!(candidate.egress, None);
+        let (ifindex, next_hop) = (IfIndex::new(ifindex).unwrap(), next_hop.parse().unwrap());
+        rig.input(Input::Route { candidate, route: Some(Route { ifindex, next_hop }) });
+        assert_eq!(rig.sent.len(), sent);
+        let ended = rig.answers.get(&kernel).map(|(_, outcome)| *outcome);
+        assert_eq!(ended, (sent == 0).then_some(Outcome::Unreachable));
+    }
 }
 
 #[test]
@@ -197,7 +225,7 @@ fn addresses_of_an_interface_are_tried_up_to_a_bound() {
 fn query_by_an_interface_in_a_vrf_leaves_from_a_socket_of_the_vrf() {
     let mut rig = rig(9);
     let blue = IfIndex::new(7);
-    let egress = Egress { vrf: blue, addresses: Vec::new() };
+    let egress = Egress { vrf: blue, is_on_fabric: true, ..Egress::default() };
     rig.client.network_changed(BTreeMap::from([(ib0().unwrap(), Some(egress))]));
     for egress in [ib0(), blue] {
         rig.ask(Question::new(by_rail(TARGETS[0]).target(), egress).unwrap());
@@ -217,7 +245,8 @@ fn query_by_an_interface_in_a_vrf_leaves_from_a_socket_of_the_vrf() {
 fn vrfs_with_sockets_are_bounded_and_idle_ones_give_way() {
     let mut rig = rig(9);
     let vrfs = (100..200).map(|n| {
-        let egress = Egress { vrf: IfIndex::new(n + 1000), addresses: Vec::new() };
+        let vrf = IfIndex::new(n + 1000);
+        let egress = Egress { vrf, is_on_fabric: true, ..Egress::default() };
         (IfIndex::new(n).unwrap(), Some(egress))
     });
     rig.client.network_changed(vrfs.collect());

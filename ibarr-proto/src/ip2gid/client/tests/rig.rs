@@ -41,8 +41,11 @@ impl Rig {
 
     pub(super) fn seeded(settings: Settings, seed: u64) -> Self {
         let rng = ChaCha12Rng::seed_from_u64(seed);
+        let mut client = Client::new(Config::new(settings).unwrap(), rng);
+        let ipoib = Egress { is_on_fabric: true, ..Egress::default() };
+        client.network_changed(BTreeMap::from([(ib0().unwrap(), Some(ipoib))]));
         Self {
-            client: Client::new(Config::new(settings).unwrap(), rng),
+            client,
             now: Instant::BOOT + secs(1000),
             answer_routes: true,
             can_open: true,
