@@ -11,7 +11,9 @@
 //! lost MAD the SA is asked a second question, the *witness*: the last question that it answered,
 //! or else the one for its capabilities, which every SA has to answer (IBA vol. 1 §13.4.8.1). The
 //! gate shuts if the witness is not answered either, and nothing else has been for the longest time
-//! that an answer may take. BUSY comes from the SA itself and needs no witness.
+//! that an answer may take. A question that was lost before the SA last answered has no first loss any
+//! more: there the witness is asked at the end of that time. BUSY comes from the SA itself and needs no
+//! witness.
 //!
 //! After a silent SA has changed, the gate is open, and the client probes: another SA gets the
 //! questions at once, and the silence ends soon even if there are none.
@@ -166,14 +168,23 @@ impl Gate {
         }
     }
 
+    /// Whether the gate would shut, had the witness been asked.
+    pub(super) fn lacks_witness(&self, now: Instant, config: &Config) -> bool {
+        self.is_in_vain(now, config) && self.vain.is_some_and(|vain| !vain.busy && !vain.witness)
+    }
+
+    fn is_in_vain(&self, now: Instant, config: &Config) -> bool {
+        let Some(Vain { since, mads, busy, .. }) = self.vain else { return false };
+        let patience = if busy { config.patience } else { config.longest_patience() };
+        self.shut.is_none() && mads >= VAIN && now.since(since) >= patience
+    }
+
     /// Shuts the gate if there was no answer for too long. Returns whether it has just shut.
     pub(super) fn judge(&mut self, now: Instant, config: &Config, rng: &mut impl Rng) -> bool {
-        let Some(Vain { since, mads, witness, busy }) = self.vain else { return false };
-        let (is_known, patience) =
-            if busy { (true, config.patience) } else { (witness, config.longest_patience()) };
-        if self.shut.is_some() || !is_known || mads < VAIN || now.since(since) < patience {
+        if !self.is_in_vain(now, config) || self.lacks_witness(now, config) {
             return false;
         }
+        let Some(Vain { since, busy, .. }) = self.vain else { return false };
         let pause = config.longest_patience();
         self.probing = Some(Probing { from: now, at: now + spread(pause, rng), pause });
         self.shut = Some(Shut { busy, since });

@@ -487,9 +487,10 @@ impl Client {
             return;
         }
         lane.gate.missed(sent.at, sent.is_own, busy);
-        // Once for each question: an unanswerable question is often repeated.
+        // Not after each loss: an unanswerable question is often repeated.
         let is_first = self.flights.get(&sent.id).is_none_or(|flight| flight.lost <= 1);
-        if !busy && is_first && !sent.is_own && lane.gate.shut().is_none() {
+        let is_wanted = is_first || lane.gate.lacks_witness(self.now, &self.config);
+        if !busy && is_wanted && !sent.is_own && lane.gate.shut().is_none() {
             let witness = lane.gate.witness(Some(&sent.question));
             self.ask_ourselves(sent.port, witness);
         }

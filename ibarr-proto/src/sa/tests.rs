@@ -528,6 +528,20 @@ fn users_question_to_a_silent_sa_costs_neither_time_nor_a_mad() {
     assert!(rig.client.load(PORT).in_air <= 1);
 }
 
+/// The SA has answered the witness of the first loss, and nothing since.
+#[test]
+fn question_that_was_lost_before_finds_an_sa_silent() {
+    let mut rig = Rig::warm(Config::default());
+    let deadline = rig.now + Duration::from_mins(1);
+    rig.client.handle_input(rig.now, ask(QuestionId(0), path(0), deadline));
+    serve(&mut rig, ms(1_000), |question| {
+        (*question != path(0)).then_some(Answer::Refused(Refusal::NO_RECORDS))
+    });
+    assert_eq!(rig.client.load(PORT).shut, None);
+    serve(&mut rig, Duration::from_secs(9), |_| None);
+    assert!(rig.client.load(PORT).shut.is_some_and(|shut| !shut.busy));
+}
+
 /// For ten minutes, however many there are.
 #[test]
 fn question_of_the_kernel_waits_for_a_probe_of_a_silent_sa() {
