@@ -212,7 +212,7 @@ fn facts() -> PortFacts {
         has_umad: true,
         lid: Lid::new(8),
         sm_lid: Lid::new(1),
-        gids: vec![gid(0xffff)],
+        gids: [gid(0xffff)].into(),
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
         ..PortFacts::default()
     }

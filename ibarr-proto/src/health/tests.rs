@@ -78,7 +78,6 @@ fn port_lacks_its_link_then_a_subnet_manager_then_its_umad_device() {
             is_active,
             has_umad,
             sm_lid: Lid::new(sm_lid),
-            gids: Vec::new(),
             pkeys: Vec::new(),
             ..PortFacts::default()
         })

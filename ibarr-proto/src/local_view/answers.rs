@@ -15,6 +15,7 @@ use super::{
 use crate::ip2gid::client::Egress;
 use crate::ip2gid::server::Local;
 use crate::ip2gid::{Question, is_link_local};
+use crate::paths::GidTable;
 use crate::request::{Outcome, Source};
 
 impl LocalView {
@@ -39,13 +40,13 @@ impl LocalView {
     }
 
     /// The addresses that have one of these GIDs, and their interfaces, in the order of both.
-    pub fn addresses_with(&self, gids: &[Gid]) -> impl Iterator<Item = (IpAddr, &Link)> {
+    pub fn addresses_with(&self, gids: &GidTable) -> impl Iterator<Item = (IpAddr, &Link)> {
         self.inventory.links().flat_map(move |link| {
             let addresses = self.inventory.addresses_on(link.ifindex).map(|entry| entry.id.address);
             let has_gid = move |address: &IpAddr| {
                 let owned = self.facts.lookup(Key::new(*address, link.ifindex));
                 let gid = owned.filter(|owned| owned.ifindex == link.ifindex)?.gid?;
-                gids.contains(&gid).then_some(())
+                gids.contains(gid).then_some(())
             };
             let those = addresses.filter(move |address| has_gid(address).is_some());
             those.map(move |address| (address, link))

@@ -103,7 +103,7 @@ impl Paths {
         let facts = port.facts().filter(|facts| facts.is_active)?;
         let own = |gid: Gid| facts.gids.iter().find(|own| own.guid() == gid.guid());
         let (own_dgid, lid) = (own(dgid)?, facts.lid?);
-        if *own_dgid != dgid && dgid.subnet_prefix() != SubnetPrefix::DEFAULT {
+        if own_dgid != dgid && dgid.subnet_prefix() != SubnetPrefix::DEFAULT {
             return None;
         }
         let fields = Fields {

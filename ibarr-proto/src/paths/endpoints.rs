@@ -47,7 +47,7 @@ impl Paths {
 
     /// The endpoint with a GID, on an interface in a partition.
     pub fn endpoint_of(&self, gid: Gid, pkey: Option<PKey>) -> Option<Endpoint<'_>> {
-        let (port, facts) = self.active_ports().find(|(_, facts)| facts.gids.contains(&gid))?;
+        let (port, facts) = self.active_ports().find(|(_, facts)| facts.gids.contains(gid))?;
         Some(Endpoint { port, pkey: facts.partition(pkey)?, facts })
     }
 

@@ -50,7 +50,7 @@ use core::time::Duration;
 
 use hashbrown::HashMap;
 use ibarr_common::Instant;
-use ibarr_common::ib::{PathRecord, SubnetPrefix};
+use ibarr_common::ib::{Gid, PathRecord, SubnetPrefix};
 use ibarr_common::wire::path_record::Fields;
 use ibarr_common::wire::sa::{PathQuestion, Question};
 use rand_chacha::ChaCha12Rng;
@@ -74,8 +74,8 @@ pub use endpoints::{Endpoint, NoStart};
 pub use partial::{Choice, CompleteQuestion, Incomplete, PKeyNumber, Partial};
 pub use records::records;
 pub use types::{
-    Answered, Cached, Config, Counter, Device, Event, Input, Load, NoPath, Outcome, PortChange,
-    PortEvent, PortFacts, PortName, Qos, Request, Search, Source, Status,
+    Answered, Cached, Config, Counter, Device, Event, GidIndex, GidTable, Input, Load, NoPath,
+    Outcome, PortChange, PortEvent, PortFacts, PortName, Qos, Request, Search, Source, Status,
 };
 
 /// The paths of all ports, see the [module](self). After each call that takes a time, call each
@@ -487,7 +487,7 @@ impl Paths {
 
     fn note_subnet(&mut self, port: PortIndex, facts: &PortFacts) {
         self.changes.push_back(PortChange::Facts);
-        if let Some(after) = facts.gids.first().map(|gid| gid.subnet_prefix())
+        if let Some(after) = facts.gids.first().map(Gid::subnet_prefix)
             && let Some(before) = self.subnets.insert(port, after)
             && before != after
         {

@@ -107,7 +107,7 @@ impl Paths {
             qos_class: None,
         };
         let has_source =
-            |port: &(_, _, &PortFacts, _)| sgid.is_none_or(|sgid| port.2.gids.contains(&sgid));
+            |port: &(_, _, &PortFacts, _)| sgid.is_none_or(|sgid| port.2.gids.contains(sgid));
         let why = match () {
             () if port.is_some() => Choice::Named,
             () if self.ports().nth(1).is_none() => Choice::Only,
@@ -153,15 +153,15 @@ impl Paths {
             return self.choose(None, query.sgid(), query.slid());
         }
         let can_ask = || self.active_ports().filter(|(_, facts)| facts.sa().is_some());
-        let subnet = |gid: &Gid| gid.subnet_prefix();
         let near = query.dgid().and_then(|dgid| {
-            let is_near =
-                |facts: &PortFacts| facts.gids.iter().any(|it| subnet(it) == subnet(&dgid));
-            let own = self.active_ports().find(|(_, facts)| facts.gids.contains(&dgid));
+            let is_near = |facts: &PortFacts| {
+                facts.gids.iter().any(|gid| gid.subnet_prefix() == dgid.subnet_prefix())
+            };
+            let own = self.active_ports().find(|(_, facts)| facts.gids.contains(dgid));
             own.or_else(|| can_ask().find(|(_, facts)| is_near(facts)))
         });
         let subnets: BTreeSet<_> =
-            can_ask().filter_map(|(_, facts)| facts.gids.first().map(subnet)).collect();
+            can_ask().filter_map(|(_, facts)| facts.gids.first().map(Gid::subnet_prefix)).collect();
         match near {
             Some(port) => Ok(port),
             None if subnets.len() > 1 => Err(Incomplete::SeveralSubnets),
@@ -177,7 +177,7 @@ impl Paths {
     ) -> Result<(PortName, &PortFacts), Incomplete> {
         let is_chosen = |name: PortName| port.is_none_or(|port| port == name);
         let has_source = |facts: &PortFacts| {
-            sgid.is_none_or(|sgid| facts.gids.contains(&sgid))
+            sgid.is_none_or(|sgid| facts.gids.contains(sgid))
                 && lid.is_none_or(|lid| facts.has_lid(lid))
         };
         let chosen = || self.ports().filter(|(_, name, ..)| is_chosen(*name));
@@ -198,7 +198,7 @@ impl Paths {
 /// The GID of a port with a floating LID if the destination has one, or else its first GID.
 fn source(facts: &PortFacts, sgid: Option<Gid>, dgid: Option<Gid>) -> Option<Gid> {
     let for_flid = facts.flid_gid().filter(|_| dgid.is_some_and(|dgid| dgid.flid().is_some()));
-    sgid.or(for_flid).or_else(|| facts.gids.first().copied())
+    sgid.or(for_flid).or_else(|| facts.gids.first())
 }
 
 #[cfg(test)]
@@ -206,7 +206,7 @@ mod tests {
     use ibarr_common::wire::umad::PKeyIndex;
 
     use super::super::tests::{PORT, Rig, facts, gid, name};
-    use super::super::{Input, PortFacts};
+    use super::super::{GidTable, Input, PortFacts};
     use super::*;
     use crate::sa::PortIndex;
 
@@ -238,9 +238,9 @@ mod tests {
     fn reason_for_the_port_is_given() {
         let mut rig = Rig::without_port();
         let why = |rig: &Rig, partial: &Partial| rig.paths.chosen(partial).unwrap().why;
-        tell(&mut rig, PORT, 1, PortFacts { gids: vec![gid(7)], is_active: false, ..facts() });
+        tell(&mut rig, PORT, 1, PortFacts { gids: [gid(7)].into(), is_active: false, ..facts() });
         assert_eq!(why(&rig, &to(gid(1))), Choice::Only);
-        let gids = vec![gid(7), gid(8)];
+        let gids: GidTable = [gid(7), gid(8)].into();
         tell(&mut rig, OTHER, 2, PortFacts { gids: gids.clone(), is_active: false, ..facts() });
         assert_eq!(why(&rig, &to(gid(1))), Choice::First);
         tell(&mut rig, OTHER, 2, PortFacts { gids, ..facts() });
@@ -254,11 +254,11 @@ mod tests {
     #[test]
     fn first_gid_and_partition_are_taken_unless_the_user_chose() {
         let mut rig = Rig::without_port();
-        tell(&mut rig, PORT, 1, PortFacts { gids: Vec::new(), ..facts() });
+        tell(&mut rig, PORT, 1, PortFacts { gids: GidTable::default(), ..facts() });
         assert_eq!(rig.paths.chosen(&to(gid(1))), Err(Incomplete::NoGid(name(1))));
         let other = PKey::new(0x8001).unwrap();
         let pkeys = vec![(PKeyIndex(0), other), (PKeyIndex(1), PKey::DEFAULT)];
-        tell(&mut rig, PORT, 1, PortFacts { gids: vec![gid(7), gid(8)], pkeys, ..facts() });
+        tell(&mut rig, PORT, 1, PortFacts { gids: [gid(7), gid(8)].into(), pkeys, ..facts() });
         let question = rig.paths.chosen(&to(gid(1))).unwrap().question;
         assert_eq!((question.dgid, question.sgid, question.pkey), (gid(1), gid(7), Some(other)));
         let chosen =
@@ -272,8 +272,8 @@ mod tests {
         let mut rig = Rig::without_port();
         let from = |sgid| Partial { sgid: Some(sgid), ..to(gid(1)) };
         assert_eq!(rig.paths.chosen(&from(gid(9))), Err(Incomplete::NoPort));
-        tell(&mut rig, PORT, 1, PortFacts { gids: vec![gid(7)], ..facts() });
-        tell(&mut rig, OTHER, 2, PortFacts { gids: vec![gid(8)], ..facts() });
+        tell(&mut rig, PORT, 1, PortFacts { gids: [gid(7)].into(), ..facts() });
+        tell(&mut rig, OTHER, 2, PortFacts { gids: [gid(8)].into(), ..facts() });
         assert_eq!(rig.paths.chosen(&from(gid(8))).map(|chosen| chosen.port), Ok(name(2)));
         assert_eq!(rig.paths.chosen(&from(gid(9))), Err(Incomplete::NoSource(gid(9))));
         let other = Partial { port: Some(name(1)), ..from(gid(8)) };
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn query_without_a_source_starts_where_the_kernel_would_or_nowhere() {
         let mut rig = Rig::without_port();
-        let gids = |prefix: &str| vec![format!("{prefix}::{}", prefix.len()).parse().unwrap()];
+        let gids = |prefix: &str| [format!("{prefix}::{}", prefix.len()).parse().unwrap()].into();
         let in_subnet = |prefix| PortFacts { gids: gids(prefix), ..facts() };
         let to = |dgid: &str| PathQuery::ANY.with_destination(dgid.parse().unwrap()).unwrap();
         let start = |rig: &Rig, query| {
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(start(&rig, PathQuery::ANY), Err(Incomplete::SeveralSubnets));
         assert_eq!(start(&rig, to("fec0:0:9:9::1")), Err(Incomplete::SeveralSubnets));
         // Both lead to the same destinations, but to the own port only one without a switch.
-        let second = PortFacts { gids: vec!["fec0:0:1:1::2".parse().unwrap()], ..facts() };
+        let second = PortFacts { gids: ["fec0:0:1:1::2".parse().unwrap()].into(), ..facts() };
         tell(&mut rig, OTHER, 2, second);
         assert_eq!(start(&rig, PathQuery::ANY), Ok(name(1)));
         assert_eq!(start(&rig, to("fec0:0:1:1::2")), Ok(name(2)));

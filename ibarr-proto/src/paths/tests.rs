@@ -40,7 +40,7 @@ pub(super) fn facts() -> PortFacts {
         has_umad: true,
         lid: Lid::new(8),
         sm_lid: Lid::new(1),
-        gids: vec![gid(0xffff)],
+        gids: [gid(0xffff)].into(),
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
         ..PortFacts::default()
     }
@@ -481,7 +481,12 @@ fn changes_of_a_port_leave_its_answers_in_doubt_or_void_them() {
     let sure = |rig: &mut Rig| rig.outcome(question(1)) == found(question(1), 1, Source::Cache);
     let cases: [(&str, PortFacts, bool, bool); 8] = [
         ("nothing", facts(), true, false),
-        ("another GID more", PortFacts { gids: vec![gid(0xffff), gid(9)], ..facts() }, true, false),
+        (
+            "another GID more",
+            PortFacts { gids: [gid(0xffff), gid(9)].into(), ..facts() },
+            true,
+            false,
+        ),
         (
             "partition more",
             PortFacts {
@@ -494,7 +499,7 @@ fn changes_of_a_port_leave_its_answers_in_doubt_or_void_them() {
         ("SM moved", PortFacts { sm_lid: Lid::new(6), ..facts() }, false, false),
         ("another LID", PortFacts { lid: Lid::new(9), ..facts() }, false, true),
         ("another LMC", PortFacts { lmc: 1, ..facts() }, false, true),
-        ("another GID", PortFacts { gids: vec![gid(5)], ..facts() }, false, true),
+        ("another GID", PortFacts { gids: [gid(5)].into(), ..facts() }, false, true),
         ("partition lost", PortFacts { pkeys: vec![], ..facts() }, false, true),
     ];
     for (what, changed, is_sure, is_void) in cases {

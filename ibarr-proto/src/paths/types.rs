@@ -159,8 +159,7 @@ pub struct PortFacts {
     pub sm_lid: Option<Lid>,
     /// Service level of packets to it.
     pub sm_sl: Sl,
-    /// The GIDs, in the order of the table. At most [`Self::MAX_TABLE`].
-    pub gids: Vec<Gid>,
+    pub gids: GidTable,
     /// The partitions, in the order of the table. At most [`Self::MAX_TABLE`].
     pub pkeys: Vec<(PKeyIndex, PKey)>,
     /// The highest rate of its link.
@@ -208,7 +207,56 @@ impl PortFacts {
 
     /// The first GID that carries a floating LID.
     pub fn flid_gid(&self) -> Option<Gid> {
-        self.gids.iter().copied().find(|gid| gid.flid().is_some())
+        self.gids.iter().find(|gid| gid.flid().is_some())
+    }
+}
+
+/// Index in a port's table of GIDs.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+pub struct GidIndex(pub u16);
+
+impl GidIndex {
+    /// That of the port's own GID, which its port GUID and the subnet's prefix make (IBA 4.1.1).
+    pub const OWN: Self = Self(0);
+}
+
+/// A port's table of GIDs, without its empty entries. At most [`PortFacts::MAX_TABLE`] are read.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct GidTable(Vec<(GidIndex, Gid)>);
+
+impl GidTable {
+    /// The GIDs, in the order of the table.
+    pub fn iter(&self) -> impl Iterator<Item = Gid> {
+        self.0.iter().map(|(_, gid)| *gid)
+    }
+
+    /// The GIDs with their indexes, in the order of the table.
+    pub fn entries(&self) -> impl Iterator<Item = (GidIndex, Gid)> {
+        self.0.iter().copied()
+    }
+
+    /// The first GID, usually the port's own.
+    pub fn first(&self) -> Option<Gid> {
+        self.iter().next()
+    }
+
+    /// Whether the table has this GID.
+    pub fn contains(&self, gid: Gid) -> bool {
+        self.iter().any(|own| own == gid)
+    }
+}
+
+impl FromIterator<(GidIndex, Gid)> for GidTable {
+    fn from_iter<T: IntoIterator<Item = (GidIndex, Gid)>>(entries: T) -> Self {
+        Self(entries.into_iter().collect())
+    }
+}
+
+/// A table without empty entries.
+impl<const N: usize> From<[Gid; N]> for GidTable {
+    fn from(gids: [Gid; N]) -> Self {
+        (0..).map(GidIndex).zip(gids).collect()
     }
 }
 

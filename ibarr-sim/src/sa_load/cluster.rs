@@ -402,7 +402,7 @@ fn facts(node: usize, lid: u16, sm_lid: u16) -> PortFacts {
         has_umad: true,
         lid: Lid::new(lid),
         sm_lid: Lid::new(sm_lid),
-        gids: vec![gid(node)],
+        gids: [gid(node)].into(),
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
         ..PortFacts::default()
     }

@@ -117,7 +117,7 @@ impl World {
             has_umad: true,
             lid: Lid::new(machine.assigned.lid),
             sm_lid: Lid::new(self.subnets[usize::from(machine.subnet - 1)].sm_lid),
-            gids: machine.gid().into_iter().collect(),
+            gids: machine.gid().map(|gid| [gid].into()).unwrap_or_default(),
             pkeys,
             ..PortFacts::default()
         })

@@ -174,7 +174,7 @@ fn facts() -> PortFacts {
         has_umad: true,
         lid: Lid::new(1),
         sm_lid: Lid::new(2),
-        gids: vec![gid(1)],
+        gids: [gid(1)].into(),
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
         ..PortFacts::default()
     }

@@ -21,7 +21,7 @@ use crate::causes::escaped;
 use crate::control::messages::{
     Answer, Body, CacheEntry, CachedPath, Elapsed, Failure, FleetSummary, KernelMaps, LastEvent,
     LogStatus, Millis, PathAnswer, PathHops, PathRequests, Pinged, PortAddress, PortStatus,
-    Probing, Response, Status, Summary, Times,
+    Probing, Response, Status, Summary, TableGid, Times,
 };
 
 /// Why standard output failed.
@@ -363,7 +363,17 @@ fn port(port: &PortStatus) {
     if let Some(probing) = &port.probing {
         line(&format!("    {}", probed(probing)));
     }
-    line(&format!("    GIDs {}", join(&port.gids, ", ")));
+    // A daemon of 1.0.0 tells no indexes.
+    if port.gid_table.is_empty() {
+        line(&format!("    GIDs {}", join(&port.gids, ", ")));
+    }
+    for TableGid { index: paths::GidIndex(index), gid, interfaces } in &port.gid_table {
+        let of = match interfaces.as_slice() {
+            [] => String::new(),
+            names => format!(" of {}", names.join(", ")),
+        };
+        line(&format!("    GID {index} {gid}{of}"));
+    }
     line(&format!("    P_Keys {}", join(&port.pkeys, ", ")));
     for PortAddress { ip, interface, gid } in &port.addresses {
         line(&format!("    {ip} on {interface} is {gid}"));

@@ -12,7 +12,7 @@ use std::num::NonZeroU16;
 use ibarr_common::IfIndex;
 use ibarr_common::ib::{Gid, Lid, PKey, Sl};
 use ibarr_proto::health::{self, Listener};
-use ibarr_proto::paths::{PortEvent, PortName};
+use ibarr_proto::paths::{GidIndex, PortEvent, PortName};
 use ibarr_proto::sa::{Load, Tally};
 use ibarr_proto::shares;
 use serde::{Deserialize, Serialize};
@@ -231,6 +231,9 @@ pub struct PortStatus {
     pub sm_sl: Sl,
     /// GIDs of the port.
     pub gids: Vec<Gid>,
+    /// The same with their indexes, and the interfaces whose addresses are answered with them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gid_table: Vec<TableGid>,
     /// P_Keys of the port, in hexadecimal.
     pub pkeys: Vec<PKey>,
     /// IP addresses of the interfaces that have one of its GIDs.
@@ -252,6 +255,16 @@ pub struct PortStatus {
     pub last_event: Option<LastEvent>,
     /// Why the daemon does not receive the kernel's events of the port; absent if it does.
     pub deaf: Option<String>,
+}
+
+/// A GID in the table of an InfiniBand port.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct TableGid {
+    pub index: GidIndex,
+    pub gid: Gid,
+    /// Names of the interfaces that have it as their own, such as `ib0`.
+    pub interfaces: Vec<String>,
 }
 
 /// An IP address of an InfiniBand port.

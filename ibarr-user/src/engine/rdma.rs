@@ -14,7 +14,7 @@ use tracing::info;
 
 use super::events::{DeviceEvents, tell};
 use super::{log, trace};
-use crate::control::messages::{LastEvent, PortAddress, PortStatus, Probing, Silence};
+use crate::control::messages::{LastEvent, PortAddress, PortStatus, Probing, Silence, TableGid};
 use crate::transport::events::Event;
 use crate::transport::ports::{self, Ports};
 use crate::transport::umad::{self, EventKind, SendResult, Umads};
@@ -137,7 +137,8 @@ impl Rdma {
                 lmc: facts.lmc,
                 sm_lid: facts.sm_lid,
                 sm_sl: facts.sm_sl,
-                gids: facts.gids.clone(),
+                gids: facts.gids.iter().collect(),
+                gid_table: table_of(facts, node),
                 pkeys: facts.pkeys.iter().map(|(_, pkey)| *pkey).collect(),
                 addresses: addresses_of(facts, node),
                 qos: has_qos,
@@ -161,13 +162,22 @@ impl Rdma {
     }
 }
 
+/// The GIDs of the port, and the interfaces that have them.
+fn table_of(facts: &PortFacts, node: &Node) -> Vec<TableGid> {
+    let entry = |(index, gid)| {
+        let links = node.view().interfaces().filter(|link| link.gid == Ok(gid));
+        TableGid { index, gid, interfaces: links.map(|link| link.name.to_string()).collect() }
+    };
+    facts.gids.entries().map(entry).collect()
+}
+
 /// The addresses that are answered with a GID of the port.
 fn addresses_of(facts: &PortFacts, node: &Node) -> Vec<PortAddress> {
     let mut addresses = Vec::new();
     for link in node.view().interfaces() {
         for address in &link.addresses {
             let Some(gid) = address.owned.and_then(|owned| owned.gid) else { continue };
-            if facts.gids.contains(&gid) {
+            if facts.gids.contains(gid) {
                 let (ip, interface) = (address.address, link.name.to_string());
                 addresses.push(PortAddress { ip, interface, gid });
             }

@@ -21,9 +21,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use ibarr_common::ib::{DeviceName, Gid, Guid, Lid, PKey, PortNum, Rate, Sl};
+use ibarr_common::ib::{DeviceName, Guid, Lid, PKey, PortNum, Rate, Sl};
 use ibarr_common::wire::umad::PKeyIndex;
-use ibarr_proto::paths::{Device, PortFacts, PortName};
+use ibarr_proto::paths::{Device, GidIndex, PortFacts, PortName};
 use tokio::sync::mpsc;
 use tracing::warn;
 
@@ -359,7 +359,8 @@ fn read_tables(facts: &mut PortFacts, dir: &Path) {
         entries
             .filter_map(move |index| Some((index, text(&dir.join(name).join(index.to_string()))?)))
     };
-    let gids = table("gids").filter_map(|(_, text)| text.parse::<Gid>().ok());
+    let gids =
+        table("gids").filter_map(|(index, text)| Some((GidIndex(index), text.parse().ok()?)));
     let pkeys = table("pkeys").filter_map(|(index, text)| {
         let pkey = parse_number(&text).and_then(PKey::new)?;
         Some((PKeyIndex(index), pkey))
@@ -482,7 +483,10 @@ mod tests {
             lmc: 1,
             sm_lid: Lid::new(1),
             sm_sl: Sl::new(3).unwrap(),
-            gids: vec!["fe80::10:9".parse().unwrap(), "fec0:0:1:1::10:9".parse().unwrap()],
+            gids: [(0, "fe80::10:9"), (2, "fec0:0:1:1::10:9")]
+                .map(|(index, gid)| (GidIndex(index), gid.parse().unwrap()))
+                .into_iter()
+                .collect(),
             pkeys: vec![(PKeyIndex(0), PKey::DEFAULT), (PKeyIndex(2), PKey::new(0x8001).unwrap())],
             rate: Some(Rate::from_low_bits(16)),
             device: Device { guid: Some(Guid::new(0x0002_c903_0000_0100)), ports: 2 },

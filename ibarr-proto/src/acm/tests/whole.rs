@@ -36,7 +36,7 @@ fn facts(number: u8) -> PortFacts {
         has_umad: true,
         lid: Lid::new(number.into()),
         sm_lid: Lid::new(1),
-        gids: vec![gid(&format!("fe80::{number}"))],
+        gids: [gid(&format!("fe80::{number}"))].into(),
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT), (PKeyIndex(1), pkey(0x0001))],
         device: DEVICE,
         ..PortFacts::default()

@@ -40,7 +40,7 @@ fn facts() -> PortFacts {
         has_umad: true,
         lid: Lid::new(8),
         sm_lid: Lid::new(1),
-        gids: vec![gid("fec0:0:1:1::10:9")],
+        gids: [gid("fec0:0:1:1::10:9")].into(),
         pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
         ..PortFacts::default()
     }
@@ -430,7 +430,7 @@ fn peers_are_asked_again_after_a_change_of_the_subnet_prefix() {
     assert_eq!(ask(&mut rig, old), (true, found(old, Source::Peer)));
     assert_eq!(ask(&mut rig, old), (false, found(old, Source::Cache)));
     let told = |rig: &mut Rig, gids: &[&str]| {
-        let gids = gids.iter().map(|text| gid(text)).collect();
+        let gids = (0..).map(paths::GidIndex).zip(gids.iter().map(|text| gid(text))).collect();
         let facts = PortFacts { gids, ..facts() };
         let input = paths::Input::Port { port: PORT, name: port(), facts };
         rig.tell(Input::Paths(input));

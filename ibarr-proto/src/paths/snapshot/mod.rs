@@ -127,7 +127,7 @@ impl Identity {
     pub(super) fn of(facts: &PortFacts) -> Option<Self> {
         facts.sa()?;
         Some(Self {
-            gid: *facts.gids.first()?,
+            gid: facts.gids.first()?,
             lid: facts.lid?,
             lmc: facts.lmc,
             sm_lid: facts.sm_lid?,

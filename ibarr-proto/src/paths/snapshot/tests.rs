@@ -211,8 +211,8 @@ fn restored_paths_of_a_changed_port_are_dropped() {
         ("SM", PortFacts { sm_lid: Lid::new(6), ..facts() }),
         ("LID", PortFacts { lid: Lid::new(9), ..facts() }),
         ("LMC", PortFacts { lmc: 1, ..facts() }),
-        ("GID", PortFacts { gids: vec!["fe80::beef".parse().unwrap()], ..facts() }),
-        ("prefix", PortFacts { gids: vec!["fec0::1:0".parse().unwrap()], ..facts() }),
+        ("GID", PortFacts { gids: ["fe80::beef".parse().unwrap()].into(), ..facts() }),
+        ("prefix", PortFacts { gids: ["fec0::1:0".parse().unwrap()].into(), ..facts() }),
         ("partition", PortFacts { pkeys: vec![], ..facts() }),
         (
             "place of a partition",

@@ -50,7 +50,7 @@ impl Memory for Paths {
             has_umad: true,
             lid: lid(8),
             sm_lid: lid(1),
-            gids: vec![this.sgid],
+            gids: [this.sgid].into(),
             pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
             ..PortFacts::default()
         };
