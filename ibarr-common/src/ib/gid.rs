@@ -53,6 +53,16 @@ impl Gid {
         }
     }
 
+    /// The LID in the 16 low bits, if the other 48 bits of the GUID are 0: the form of the GIDs that subnet managers give
+    /// for routers which make the LID of a packet from its destination's GID.
+    pub const fn alias_lid(self) -> Option<Lid> {
+        let [_, _, _, _, _, _, _, _, 0, 0, 0, 0, 0, 0, high, low] = self.0 else { return None };
+        match Lid::new(u16::from_be_bytes([high, low])) {
+            Some(lid) if lid.is_unicast() => Some(lid),
+            _ => None,
+        }
+    }
+
     /// The subnet number in a GID that has a [`Self::flid`].
     pub const fn flid_subnet(self) -> Option<u16> {
         match self.flid() {

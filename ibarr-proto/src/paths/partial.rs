@@ -195,10 +195,18 @@ impl Paths {
     }
 }
 
-/// The GID of a port with a floating LID if the destination has one, or else its first GID.
+/// The GID of a port by which the destination can reach it: one with a floating LID if the destination has such a GID; the
+/// alias if the destination has another subnet's alias; or else the port's first GID.
 fn source(facts: &PortFacts, sgid: Option<Gid>, dgid: Option<Gid>) -> Option<Gid> {
-    let for_flid = facts.flid_gid().filter(|_| dgid.is_some_and(|dgid| dgid.flid().is_some()));
-    sgid.or(for_flid).or_else(|| facts.gids.first())
+    let own = facts.gids.first();
+    let is_by_flid = dgid.is_some_and(|dgid| dgid.flid().is_some());
+    let is_by_alias = dgid.is_some_and(|dgid| {
+        let is_near = own.is_some_and(|own| own.subnet_prefix() == dgid.subnet_prefix());
+        dgid.alias_lid().is_some() && !is_near
+    });
+    let by_flid = facts.flid_gid().filter(|_| is_by_flid);
+    let by_alias = facts.alias().filter(|_| is_by_alias);
+    sgid.or(by_flid).or(by_alias).or(own)
 }
 
 #[cfg(test)]
@@ -265,6 +273,26 @@ mod tests {
             Partial { sgid: Some(gid(8)), pkey: Some(PKeyNumber(PKey::DEFAULT)), ..to(gid(1)) };
         let question = rig.paths.chosen(&chosen).unwrap().question;
         assert_eq!((question.sgid, question.pkey), (gid(8), Some(PKey::DEFAULT)));
+    }
+
+    #[test]
+    fn destination_by_alias_in_another_subnet_is_reached_from_the_alias() {
+        let gid = |text: &str| text.parse::<Gid>().unwrap();
+        let (own, alias) = (gid("fec0:0:0:1:2:c903:0:1"), gid("fec0:0:0:1::8"));
+        let source = |lid, table: [Gid; 2], dgid: &str| {
+            let mut rig = Rig::without_port();
+            let facts = PortFacts { lid: Lid::new(lid), lmc: 1, gids: table.into(), ..facts() };
+            tell(&mut rig, PORT, 1, facts);
+            rig.paths.chosen(&to(gid(dgid))).unwrap().question.sgid
+        };
+        let (far, near) = ("fec0:0:0:2::5", "fec0:0:0:1::5");
+        for lid in [8, 9] {
+            assert_eq!(source(lid, [own, alias], far), alias);
+        }
+        assert_eq!(source(8, [own, alias], near), own);
+        assert_eq!(source(8, [own, alias], "fec0:0:0:2:2:c903:0:5"), own, "not of a router's form");
+        assert_eq!(source(10, [own, alias], far), own, "the LID is another one now");
+        assert_eq!(source(8, [alias, own], far), alias, "the first in any case");
     }
 
     #[test]

@@ -209,6 +209,13 @@ impl PortFacts {
     pub fn flid_gid(&self) -> Option<Gid> {
         self.gids.iter().find(|gid| gid.flid().is_some())
     }
+
+    /// The GID by which routers find the port without a look-up: it has a LID of the port in its 16 low bits, and zeros
+    /// in the other 48 of the GUID. The subnet manager sets it beside the port's own one.
+    pub fn alias(&self) -> Option<Gid> {
+        let others = self.gids.entries().filter(|(index, _)| *index != GidIndex::OWN);
+        others.map(|(_, gid)| gid).find(|gid| gid.alias_lid().is_some_and(|lid| self.has_lid(lid)))
+    }
 }
 
 /// Index in a port's table of GIDs.
