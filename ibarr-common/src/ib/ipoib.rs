@@ -38,6 +38,12 @@ impl IpoibHwAddr {
         octets
     }
 
+    /// The same with another GID: what the kernel lets an interface be set to (`ipoib_set_mac`).
+    #[must_use]
+    pub const fn with_gid(self, gid: Gid) -> Self {
+        Self { gid, ..self }
+    }
+
     /// Whether the interface supports connected mode (RFC 4755 §3.1, the upper bit of the flags).
     pub const fn is_connected_mode_capable(self) -> bool {
         self.flags & 0x80 != 0

@@ -324,6 +324,20 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
+/// The InfiniBand ports of this machine, as they are now.
+pub(crate) fn all(sys: &Path) -> Vec<(PortName, PortFacts)> {
+    let class = sys.join("class/infiniband");
+    let devices: BTreeSet<DeviceName> = names(&class).collect();
+    let ports = devices.into_iter().flat_map(|device| {
+        let dir = class.join(device.as_str()).join("ports");
+        let numbers: BTreeSet<u8> = names(&dir).collect();
+        numbers.into_iter().filter_map(PortNum::new).filter_map(move |port| {
+            Some((PortName { device, port }, facts(&dir.join(port.to_string()), None)?))
+        })
+    });
+    ports.collect()
+}
+
 /// `None` if it is not an InfiniBand port, or was removed. The tables, the rate and the device are as `known`, unless the
 /// rest differs from it.
 fn facts(dir: &Path, known: Option<&PortFacts>) -> Option<PortFacts> {

@@ -5,6 +5,7 @@
 mod addresses;
 mod daemon;
 mod firewall;
+mod gids;
 mod machine;
 mod peer;
 mod placeholders;
@@ -26,10 +27,10 @@ use super::verify::Neighbours;
 use super::{Daemon, Exit, ask, print};
 use crate::control::client;
 use crate::control::messages::{
-    Answer, Body, CacheEntry, Check, CheckState, Failure, FailureKind, PathAnswer, PortStatus,
-    Request, Status, Target,
+    Answer, Body, CacheEntry, Check, CheckState, Failure, FailureKind, InterfaceStatus, PathAnswer,
+    PortStatus, Request, Status, Target,
 };
-use crate::transport::ports::Dirs;
+use crate::transport::ports::{self, Dirs};
 use crate::transport::rtnetlink;
 
 pub(super) use self::peer::Peer;
@@ -100,9 +101,13 @@ fn examine_all(
     peer: Option<Peer>,
 ) -> Option<Status> {
     report.add_all(machine::checks(dirs));
+    let gids = |told: &[InterfaceStatus]| {
+        gids::checks(&ports::all(&dirs.sys), &gids::interfaces(&dirs.sys), told)
+    };
     report.add(machine::memlock(machine::locked_memory()));
     match status(daemon) {
         Ok(status) => {
+            report.add_all(gids(&status.interfaces));
             examine_daemon(report, dirs, bpf_dir, &status);
             examine_node(report, daemon, &status, peer.as_ref());
             for port in &status.ports {
@@ -115,6 +120,7 @@ fn examine_all(
             Some(status)
         }
         Err(Failure { message, .. }) => {
+            report.add_all(gids(&[]));
             report.add(machine::bpffs(bpf_dir, None));
             let remedy = "systemctl start ibarr; journalctl -u ibarr";
             report.add(Check::fail("daemon", message, remedy));
