@@ -11,6 +11,7 @@ use ibarr_common::ib::Gid;
 use ibarr_fabric::wire::packet::Packet;
 use ibarr_proto::paths::Partial;
 use ibarr_user::control::messages::Request;
+use serde_json::{Value, json};
 
 use super::{
     A_PORT, B_PORT, CHILD_ROUTES, FAR, FAR_CHILD, INTERFACES, NEAR, ROUTES, Subnets, alias,
@@ -55,6 +56,14 @@ fn prove(report: &mut Report) {
         return;
     };
     let [ours, theirs] = aliases;
+    report.claim("doctor says that routers cannot find the interface, and what helps", {
+        finds(&here, "routers", "warn", "routers cannot find ib0").and_then(|check| {
+            let octets = ours.octets().map(|octet| format!("{octet:02x}")).join(":");
+            let remedy = check["remedy"].as_str().unwrap_or_default();
+            ensure!(remedy.contains(&octets), "no {octets}: {check}");
+            Ok(())
+        })
+    });
     report.claim(
         "the other end alone on its alias: its replies go to another LID",
         take(B, "ib2", theirs)
@@ -68,6 +77,9 @@ fn prove(report: &mut Report) {
     report.claim("each ibarr tells the other's kernel the alias, unconfigured", {
         answers(&here, Place::Here, FAR, theirs).and_then(|()| answers(&there, B, NEAR, ours))
     });
+    report.claim("status and doctor say which interface has the alias", {
+        finds(&here, "routers", "ok", "ib0 has it").and_then(|_| is_shown(&here, ours))
+    });
     report.claim("the kernel's path is between the aliases", is_between(aliases));
     report.claim("rping connects, and all its packets are between the aliases", connects(aliases));
     report.claim("rping connects the other way", rping_from(B, Place::Here, NEAR));
@@ -80,6 +92,12 @@ fn prove(report: &mut Report) {
     });
     report.claim("the children connect", rping(B, FAR_CHILD));
     report.claim("the interfaces still connect in their subnet", rping_from(R, Place::Here, NEAR));
+    report.claim("doctor names the child whose alias the manager has replaced", {
+        let child = rig::child_of("ib0");
+        alias::add(A_PORT, 0x0011_2233_4455_0003).and_then(|_| {
+            finds(&here, "gids", "fail", &format!("{child} has the GID {ours}, which is in no"))
+        })
+    });
     report.claim("both daemons are still there", here.stop().and_then(|()| there.stop()));
 }
 
@@ -113,7 +131,7 @@ fn is_lost(from: Gid, to: Gid, port: &str) -> Result<()> {
 /// Gives an IPoIB interface the hardware address of another GID, which takes its routes away.
 fn take(place: Place, name: &str, gid: Gid) -> Result<()> {
     let shown = ip(place, &format!("-json link show {name}"))?;
-    let shown: serde_json::Value = serde_json::from_str(&shown)?;
+    let shown: Value = serde_json::from_str(&shown)?;
     let address = shown[0]["address"].as_str().context("no address")?;
     // Flags and QPN stay: 4 octets, each with its colon.
     let number = address.get(..12).context("a short address")?;
@@ -138,6 +156,30 @@ fn is_between([ours, theirs]: [Gid; 2]) -> Result<()> {
     let path = Caller::patient()?.path_to(FAR)?;
     ensure!(path.sgid == ours && path.dgid == theirs, "{path:?}");
     ensure!(path.hop_limit > 1, "{path:?}");
+    Ok(())
+}
+
+/// `ibarr doctor` says this in a check.
+fn finds(here: &Ibarr, check: &str, state: &str, found: &str) -> Result<Value> {
+    let doctor = format!("ibarr doctor --json --run-dir {}; true", here.run_dir());
+    let said = rig::run(Place::Here, &["busybox", "sh", "-c", &doctor])?;
+    let document: Value = serde_json::from_str(&said).with_context(|| said.clone())?;
+    let mut checks = document["checks"].as_array().into_iter().flatten();
+    let is_it = |one: &&Value| {
+        let says = one["found"].as_str().is_some_and(|said| said.contains(found));
+        one["check"] == check && one["state"] == state && says
+    };
+    checks.find(is_it).cloned().with_context(|| said.clone())
+}
+
+/// `ibarr status` has the alias behind the port's own GID, with the interface that has it.
+fn is_shown(here: &Ibarr, alias: Gid) -> Result<()> {
+    let said = here.ask(&Request::Status)?;
+    let entry = json!({ "index": 1, "gid": alias.to_string(), "interfaces": ["ib0"] });
+    let mut ports = said["status"]["ports"].as_array().into_iter().flatten();
+    let has_entry =
+        |port: &Value| port["gid-table"].as_array().is_some_and(|table| table.contains(&entry));
+    ensure!(ports.any(has_entry), "no {entry}: {said}");
     Ok(())
 }
 
