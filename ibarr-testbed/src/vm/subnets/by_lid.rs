@@ -82,7 +82,10 @@ fn prove(report: &mut Report) {
     });
     report.claim("the kernel's path is between the aliases", is_between(aliases));
     report.claim("rping connects, and all its packets are between the aliases", connects(aliases));
-    report.claim("rping connects the other way", rping_from(B, Place::Here, NEAR));
+    report.claim(
+        "a caller in another network namespace is not told this machine's own GID",
+        is_not_told(NEAR),
+    );
     report.claim("udaddy exchanges datagrams", pair("udaddy", B, FAR));
     report.claim("ucmatose connects", pair("ucmatose", B, FAR));
     report
@@ -181,6 +184,19 @@ fn is_shown(here: &Ibarr, alias: Gid) -> Result<()> {
         |port: &Value| port["gid-table"].as_array().is_some_and(|table| table.contains(&entry));
     ensure!(ports.any(has_entry), "no {entry}: {said}");
     Ok(())
+}
+
+/// In the other namespace the address may be another node's.
+fn is_not_told(own: &str) -> Result<()> {
+    let words = ["rping", "-c", "-C", "1", "-a", own];
+    let mut client = spawn("namespace-client", B, &words)?;
+    let refused = eventually(|| {
+        let said = client.said()?;
+        ensure!(said.contains("RDMA_CM_EVENT_ADDR_ERROR"), "it says {said:?}");
+        Ok(())
+    });
+    client.kill()?;
+    refused
 }
 
 fn gives_path(here: &Ibarr, [ours, theirs]: [Gid; 2]) -> Result<()> {

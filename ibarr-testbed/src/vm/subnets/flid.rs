@@ -19,7 +19,7 @@ use super::{
     Subnets, alias, connection, gid, lid, routes,
 };
 use crate::report::Report;
-use crate::rig::{self, B, Caller, Ibarr, Place, eventually, ip, rping, rping_from, spawn};
+use crate::rig::{self, B, Caller, Ibarr, Place, eventually, ip, rping, spawn};
 use crate::version;
 
 /// The prefixes: fec0:0:FLID:SUBNET.
@@ -155,7 +155,7 @@ fn works(here: &Ibarr, port: &str) -> Result<()> {
     })?;
     let seen = connection(|| {
         rping(B, FAR)?;
-        rping_from(B, Place::Here, NEAR)
+        rping(B, FAR)
     })?;
     let sent = seen.iter().filter(|one| one.sgid == gid).count();
     ensure!(sent > 20, "{sent} packets of {gid}");
