@@ -473,7 +473,7 @@ fn what_is_counted(cause: Cause) -> (Subsystem, &'static str, &'static str) {
         Cause::OtherGids => (
             Subsystem::Kernel,
             "paths were left to the kernel: the subnet administrator wrote GIDs of another prefix into them",
-            "compare the GIDs of IPoIB with those of its port (ibarr doctor), and set the interface down and up",
+            "set an interface down and up whose GID no port has (ibarr doctor); let programs that ask by fe80:: use the prefix of the port (ibarr status)",
         ),
         Cause::MapFaults => (
             Subsystem::Responder,
