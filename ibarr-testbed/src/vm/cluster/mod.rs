@@ -16,6 +16,7 @@ mod faults;
 mod other;
 mod storage;
 pub(crate) mod there;
+mod two_hosts;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -71,6 +72,10 @@ fn link(address: Ipv4Addr) -> Result<()> {
 
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
+    let linked = link(FIRST).and_then(|()| eventually(other::boot).map(drop));
+    if report.claim("the guests have a link", linked).is_some() {
+        two_hosts::prove(&mut report);
+    }
     if let Some(mut cluster) = report.claim("the cluster stands", Cluster::up()) {
         prove(&mut report, &mut cluster);
         report.claim("the other kernel has not started again by itself", cluster.is_the_same());
@@ -152,7 +157,6 @@ struct Cluster {
 
 impl Cluster {
     fn up() -> Result<Self> {
-        link(FIRST)?;
         let capture = format!("{}/fabric.pcap", rig::RESULTS);
         let listen = format!("udp:{FIRST}:7471");
         let words = ["ibfab", "run", TOPOLOGY, "--device", "A,R", "--listen", &listen];

@@ -85,7 +85,7 @@ impl Programs {
 }
 
 /// The identity of the kernel's start.
-fn boot() -> Result<String> {
+pub(super) fn boot() -> Result<String> {
     rig::run(Place::Other, &["busybox", "cat", "/proc/sys/kernel/random/boot_id"])
         .context("the other guest")
 }
