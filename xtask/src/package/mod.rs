@@ -5,6 +5,7 @@
 
 mod architecture;
 mod deb;
+pub(crate) mod dkms;
 mod documents;
 mod fabric;
 mod glibc;

@@ -104,9 +104,20 @@ pub(crate) fn ensure_for_deployment(
     privilege: Privilege,
     root: &Path,
 ) -> Result<PathBuf> {
-    let directory = workspace.target().join("tools").join("deploy-root");
+    ensure_with(workspace, privilege, root, "deploy-root", OF_DEPLOYMENT)
+}
+
+/// The same with other packages, in the directory `name` of the tools.
+pub(super) fn ensure_with(
+    workspace: &Workspace,
+    privilege: Privilege,
+    root: &Path,
+    name: &str,
+    packages: &str,
+) -> Result<PathBuf> {
+    let directory = workspace.target().join("tools").join(name);
     let copy = directory.join("root");
-    let made_of = format!("{PACKAGES} {OF_DEPLOYMENT}");
+    let made_of = format!("{PACKAGES} {packages}");
     // Written last.
     let stamp = directory.join("packages.txt");
     if fs::read_to_string(&stamp).is_ok_and(|packages| packages == made_of) {
@@ -114,16 +125,17 @@ pub(crate) fn ensure_for_deployment(
     }
     fs::create_dir_all(&directory)?;
     process::run(privilege.command("rm".as_ref(), &[]).arg("-rf").arg(&copy))?;
-    eprintln!("tools: adding {OF_DEPLOYMENT} to a copy of it, 380 MB");
+    eprintln!("tools: adding {packages} to a copy of it, 300 to 400 MB");
     process::run(privilege.command("cp".as_ref(), &[]).arg("-a").args([root, &copy]))?;
     let mut install = nspawn(root, privilege)?;
     install.arg("--directory").arg(&copy).args(["--quiet", "--register=no", "--keep-unit"]);
     install.args(["--console=pipe", "--setenv=DEBIAN_FRONTEND=noninteractive", "/bin/sh", "-c"]);
     install.arg(format!(
         "apt-get -q update && apt-get -qy install --no-install-recommends \
-         -o Dpkg::Options::=--force-unsafe-io {OF_DEPLOYMENT} && rm -rf /var/lib/apt/lists/*"
+         -o Dpkg::Options::=--force-unsafe-io {packages} && rm -rf /var/lib/apt/lists/*"
     ));
-    process::output(&mut install).context("tools: podman and Ansible cannot be installed")?;
+    process::output(&mut install)
+        .with_context(|| format!("tools: {packages} cannot be installed"))?;
     fs::write(&stamp, made_of)?;
     Ok(copy)
 }
@@ -140,7 +152,7 @@ pub(crate) fn probe(root: &Path, privilege: Privilege) -> Result<()> {
 }
 
 /// The systemd-nspawn of `root`.
-fn nspawn(root: &Path, privilege: Privilege) -> Result<Command> {
+pub(super) fn nspawn(root: &Path, privilege: Privilege) -> Result<Command> {
     // Its own libraries: the machine may have none. The tests do the same.
     let mut command = privilege.command(&root.join("lib64/ld-linux-x86-64.so.2"), &[]);
     let libraries = ["usr/lib/x86_64-linux-gnu/systemd", "usr/lib/x86_64-linux-gnu"];

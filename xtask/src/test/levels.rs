@@ -150,6 +150,14 @@ pub(super) const LEVELS: &[Level] = &[
         run: install_on_debian_11,
     },
     Level {
+        name: "dkms",
+        what: "apt installs ibtun-dkms and ibfab in Debian 12, and removes them; the tutorial with the module that DKMS \
+               made (needs root); before each release, and not part of `all`",
+        fast: false,
+        budget: Duration::from_mins(5),
+        run: installed_by_dkms,
+    },
+    Level {
         name: "nightly",
         what: "unused dependencies, 1000 more networks, the levels `vm-` on Debian 13's kernel, and the daemon on \
                Debian 11's and the newest; before each release, and not part of `all`",
@@ -160,7 +168,7 @@ pub(super) const LEVELS: &[Level] = &[
 ];
 
 /// The levels for which CI has no time.
-const BEFORE_RELEASES: [&str; 3] = ["arm64", "install-11", "nightly"];
+const BEFORE_RELEASES: [&str; 4] = ["arm64", "dkms", "install-11", "nightly"];
 
 /// Tests that run in guests alone: this machine's kernel may have no VRFs.
 const NEED_VRFS: &[&str] = &["responder::vrf::"];
@@ -431,6 +439,18 @@ fn install_on_debian_11(bench: &Bench<'_>) -> Result<Outcome> {
     command.current_dir(&test.package);
     let count = suite::run_command("the package on Debian 11", &mut command)?;
     installed(bench, "install-11", &DEBIAN_11, count)
+}
+
+fn installed_by_dkms(bench: &Bench<'_>) -> Result<Outcome> {
+    if bench.privilege == Privilege::Unprivileged {
+        return Ok(Outcome::NotRun(NO_ROOT.to_owned()));
+    }
+    let root = match package::dkms::ensure_root(bench.workspace, bench.privilege) {
+        Ok(root) => root,
+        Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
+    };
+    let object = package::dkms::prove(bench.workspace, bench.privilege, &root)?;
+    proved(vm::prove_tutorial(bench.workspace, &object))
 }
 
 /// Records what passed on a release of Debian.

@@ -2,6 +2,8 @@
 
 //! The levels of `test` that run in guests.
 
+use std::path::Path;
+
 use anyhow::Result;
 
 use super::kernel::Version;
@@ -54,6 +56,14 @@ pub(crate) fn prove_ends(workspace: &Workspace) -> Result<Result<usize>> {
     let fabric = Scenario::Run { scenario: Some(Fabric::B) };
     let scenarios: Vec<_> = responder(4).into_iter().chain([fabric]).collect();
     Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE, None))
+}
+
+/// The tutorial of the software fabric on the oldest kernel, with a module that was built elsewhere.
+pub(crate) fn prove_tutorial(workspace: &Workspace, object: &Path) -> Result<Result<usize>> {
+    let mut machines = with_fabric(workspace, &[Version::V6_1])?;
+    machines.with_module(object);
+    let scenarios = [Scenario::Run { scenario: Some(Fabric::Tutorial) }];
+    Ok(prove_all(workspace, &mut machines, &scenarios, DEADLINE, None))
 }
 
 /// Like [`prove`], for two guests at once, with different kernels.

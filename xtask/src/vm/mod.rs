@@ -28,7 +28,7 @@ use clap::{Subcommand, ValueEnum};
 use self::image::Program;
 use self::kernel::Version;
 pub(crate) use self::levels::{
-    prove, prove_cluster, prove_ends, prove_newer, prove_rdma, prove_responder,
+    prove, prove_cluster, prove_ends, prove_newer, prove_rdma, prove_responder, prove_tutorial,
 };
 use self::qemu::Processors;
 use self::run::{Machines, Prepared};

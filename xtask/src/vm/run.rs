@@ -84,9 +84,16 @@ impl Machines {
         Ok(Self { toolbox, kernels: kernels()?, directory, _lock: lock })
     }
 
-    /// Builds our own module for each kernel.
+    /// Builds our own module for each kernel that has none.
     pub(super) fn build_module(&mut self, workspace: &Workspace) -> Result<()> {
         self.kernels.iter_mut().try_for_each(|kernel| kernel.build_module(workspace))
+    }
+
+    /// Uses a module that was built elsewhere for the first kernel.
+    pub(super) fn with_module(&mut self, object: &Path) {
+        if let Some(kernel) = self.kernels.first_mut() {
+            kernel.use_module(object);
+        }
     }
 
     /// What `uname -r` says on the kernel with this name.
