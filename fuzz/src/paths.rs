@@ -120,7 +120,7 @@ impl World {
             has_umad: how & 2 != 0,
             lid: Lid::new(u16::from(how >> 2 & 1) + 8),
             sm_lid: Lid::new(u16::from(how >> 3 & 3)),
-            gids: vec![gid(200), gid(how >> 5)],
+            gids: [gid(200), gid(how >> 5)].into(),
             pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
             ..PortFacts::default()
         };

@@ -72,7 +72,7 @@ fn facts(identity: &Identity) -> PortFacts {
         lid: Some(identity.lid),
         lmc: identity.lmc,
         sm_lid: Some(identity.sm_lid),
-        gids: vec![identity.gid],
+        gids: [identity.gid].into(),
         pkeys: identity.pkeys.clone(),
         ..PortFacts::default()
     }
