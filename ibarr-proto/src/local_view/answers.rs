@@ -70,8 +70,8 @@ impl LocalView {
     }
 
     /// What a request of the kernel gets from this node's own addresses, and from the GIDs that the configuration gives.
-    /// An ifindex of no IPoIB interface, and of none that the configuration names, is that of another network namespace,
-    /// where an address of ours may be another node's. The configuration is believed for any.
+    /// An ifindex of no IPoIB interface, and of none that the configuration names or gives a GID, is that of another network
+    /// namespace, where an address of ours may be another node's. The configuration is believed for any.
     pub fn lookup_for_kernel(&self, question: Question) -> Option<Outcome> {
         let is_here =
             |egress| self.inventory.link(egress).is_some_and(|link| self.is_on_fabric(link));
@@ -79,9 +79,11 @@ impl LocalView {
         self.lookup(question).filter(|_| is_fixed || question.egress().is_none_or(is_here))
     }
 
-    /// Whether the kernel may ask by this interface: one of IPoIB, or one that the configuration names.
+    /// Whether the kernel may ask by this interface: one of IPoIB, or one that the configuration names or gives a GID.
     fn is_on_fabric(&self, link: &Link) -> bool {
-        link.link_type == LinkType::INFINIBAND || self.config.interfaces.selects(link)
+        let is_configured =
+            || self.config.interfaces.selects(link) || self.facts.is_answering(link.ifindex);
+        link.link_type == LinkType::INFINIBAND || is_configured()
     }
 
     /// Whether any address of this node has a GID. Takes constant time.
@@ -106,6 +108,7 @@ impl LocalView {
     ///
     /// Takes time proportional to their number, not to that of their addresses.
     pub fn poll_egresses(&mut self) -> Option<BTreeMap<IfIndex, Option<Egress>>> {
+        self.note_answering();
         let changed = self.changed.take()?;
         let egress = |ifindex| {
             let link = self.inventory.link(ifindex)?;

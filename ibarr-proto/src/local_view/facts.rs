@@ -41,7 +41,8 @@ pub(super) struct Facts {
     ours: HashMap<IpAddr, usize, FixedState>,
     /// Number of keys with a GID on each interface.
     answering: HashMap<IfIndex, usize, FixedState>,
-    answering_changed: bool,
+    /// The interfaces for which [`Self::is_answering`] has changed.
+    answering_changed: BTreeSet<IfIndex>,
     /// Keys that differ from what was reported, with what was reported.
     untold: BTreeMap<Key, Option<Owned>>,
 }
@@ -71,9 +72,9 @@ impl Facts {
         !self.answering.is_empty()
     }
 
-    /// Whether the result of [`is_answering`](Self::is_answering) has changed for any interface
-    /// since the last call.
-    pub(super) fn take_answering_changed(&mut self) -> bool {
+    /// The interfaces for which the result of [`is_answering`](Self::is_answering) has changed since the
+    /// last call.
+    pub(super) fn take_answering_changed(&mut self) -> BTreeSet<IfIndex> {
         core::mem::take(&mut self.answering_changed)
     }
 
@@ -121,7 +122,9 @@ impl Facts {
         if let Some(owned) = now.filter(|owned| owned.gid.is_some()) {
             let keys = self.answering.entry(owned.ifindex).or_default();
             *keys += 1;
-            self.answering_changed |= *keys == 1;
+            if *keys == 1 {
+                self.answering_changed.insert(owned.ifindex);
+            }
         }
         if let Some(owned) = before.filter(|owned| owned.gid.is_some())
             && let Some(keys) = self.answering.get_mut(&owned.ifindex)
@@ -129,7 +132,7 @@ impl Facts {
             *keys -= 1;
             if *keys == 0 {
                 self.answering.remove(&owned.ifindex);
-                self.answering_changed = true;
+                self.answering_changed.insert(owned.ifindex);
             }
         }
         let told = *self.untold.entry(key).or_insert(before);

@@ -259,7 +259,7 @@ impl LocalView {
         if let Some(event) = self.facts.poll_event() {
             return Some(event);
         }
-        self.serving_due |= self.facts.take_answering_changed();
+        self.note_answering();
         // A daemon that has just started keeps the entries of its predecessor until it knows the
         // routes.
         if self.routes_confirmed != RoutesConfirmed::NotYet
@@ -451,6 +451,15 @@ impl LocalView {
         self.serving_due = true;
         self.reread.wanted(now);
         self.reread_routes.wanted(now);
+    }
+
+    /// An interface may have got the first address with a GID, or lost the last.
+    fn note_answering(&mut self) {
+        let changed = self.facts.take_answering_changed();
+        if !changed.is_empty() {
+            self.serving_due = true;
+            self.changed.get_or_insert_default().extend(changed);
+        }
     }
 
     fn note(&mut self, ifindex: IfIndex) {

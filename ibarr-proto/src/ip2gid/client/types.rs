@@ -29,7 +29,8 @@ pub struct Route {
 pub struct Egress {
     /// Its VRF.
     pub vrf: Option<IfIndex>,
-    /// Whether the kernel may ask by it: an IPoIB interface, a bond of such, or one that the configuration names.
+    /// Whether the kernel may ask by it: an IPoIB interface, a bond of such, or one that the configuration names
+    /// or gives a GID.
     pub is_on_fabric: bool,
     /// The first of its addresses that datagrams can have as their source, in order.
     pub addresses: Vec<IpAddr>,

@@ -233,17 +233,20 @@ impl Mirror {
                 None => self.3.remove(&ifindex),
             };
         }
-        let egresses = view.interfaces().map(|interface| (interface.ifindex, egress(&interface)));
+        let all: Vec<_> = view.interfaces().collect();
+        let egresses = all.iter().map(|interface| (interface.ifindex, egress(interface, &all)));
         assert_eq!(self.3, egresses.collect());
     }
 }
 
 /// What peers are asked by, without a bound or an index.
-fn egress(interface: &Interface) -> Egress {
+fn egress(interface: &Interface, all: &[Interface]) -> Egress {
     let usable = interface.addresses.iter().filter(|status| status.dad == Dad::Passed);
     let addresses: BTreeSet<_> = usable.map(|status| status.address).collect();
     let is_ipoib = interface.link_type == LinkType::INFINIBAND;
-    let is_on_fabric = is_ipoib || interface.gid != Err(NotServed::NotSelected);
+    let mut owned = all.iter().flat_map(|one| &one.addresses).filter_map(|status| status.owned);
+    let has_gid = owned.any(|owned| owned.ifindex == interface.ifindex && owned.gid.is_some());
+    let is_on_fabric = is_ipoib || has_gid || interface.gid != Err(NotServed::NotSelected);
     Egress { vrf: interface.vrf, is_on_fabric, addresses: addresses.into_iter().collect() }
 }
 
