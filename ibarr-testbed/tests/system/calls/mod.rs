@@ -129,7 +129,7 @@ impl Soak {
     fn begin() -> Self {
         let machine = Machine::new();
         let store = Store::at(&machine.state_dir()).unwrap();
-        let plan = Plan::new("calls".parse().unwrap(), 2, false).unwrap();
+        let plan = Plan::new("calls".parse().unwrap(), 2, true).unwrap();
         let never = Interrupt::never();
         let mut lab = TemporaryLab::new(Lab::up(&store, plan, ibarr(), &never).unwrap());
         let [n1, n2] = ["n1", "n2"].map(|name| lab.plan().node(name).unwrap().clone());
