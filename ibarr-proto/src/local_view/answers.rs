@@ -75,8 +75,8 @@ impl LocalView {
     pub fn lookup_for_kernel(&self, question: Question) -> Option<Outcome> {
         let is_here =
             |egress| self.inventory.link(egress).is_some_and(|link| self.is_on_fabric(link));
-        let is_fixed = self.config.static_gids.lookup(question.target()).is_some();
-        self.lookup(question).filter(|_| is_fixed || question.egress().is_none_or(is_here))
+        let is_fixed = || self.config.static_gids.lookup(question.target()).is_some();
+        self.lookup(question).filter(|_| question.egress().is_none_or(is_here) || is_fixed())
     }
 
     /// Whether the kernel may ask by this interface: one of IPoIB, or one that the configuration names or gives a GID.
