@@ -24,7 +24,12 @@ pub(super) struct Ipoib {
     /// Of its partition, as sysfs writes it.
     pkey: String,
     address: IpoibHwAddr,
-    gid: Gid,
+}
+
+impl Ipoib {
+    fn gid(&self) -> Gid {
+        self.address.gid()
+    }
 }
 
 /// The IPoIB interfaces that are below sysfs.
@@ -36,7 +41,7 @@ pub(super) fn interfaces(sys: &Path) -> Vec<Ipoib> {
         let is_ipoib = text(&dir.join("type")).as_deref() == Some(machine::INFINIBAND);
         let address = IpoibHwAddr::parse(&octets).filter(|_| is_ipoib)?;
         let pkey = text(&dir.join("pkey")).unwrap_or_default();
-        Some(Ipoib { name: machine::name(dir), pkey, address, gid: address.gid() })
+        Some(Ipoib { name: machine::name(dir), pkey, address })
     };
     machine::entries(&sys.join("class/net")).iter().filter_map(read).collect()
 }
@@ -52,9 +57,9 @@ pub(super) fn checks(
     checks.extend(beside(ports, interfaces));
     checks.extend(interfaces.iter().filter_map(|interface| contradicted(interface, told)));
     if checks.is_empty() && !interfaces.is_empty() {
-        let of = |of: &Ipoib| match port_of(ports, of.gid) {
+        let of = |of: &Ipoib| match port_of(ports, of.gid()) {
             Some((port, GidIndex(index), _)) => format!("{} has GID {index} of {port}", of.name),
-            None => format!("{} has {}", of.name, of.gid),
+            None => format!("{} has {}", of.name, of.gid()),
         };
         let all: Vec<_> = interfaces.iter().map(of).collect();
         checks.push(Check::ok(CHECK, all.join(", ")));
@@ -63,10 +68,10 @@ pub(super) fn checks(
     checks
 }
 
-/// An interface whose GID is none of a port: peers are told it, and nobody answers.
+/// An interface whose GID no port has. Peers are told that GID, and their connections to it fail.
 fn absent(ports: &[(PortName, PortFacts)], interface: &Ipoib) -> Option<Check> {
-    let Ipoib { name, gid, .. } = interface;
-    if ports.is_empty() || port_of(ports, *gid).is_some() {
+    let (name, gid) = (&interface.name, interface.gid());
+    if ports.is_empty() || port_of(ports, gid).is_some() {
         return None;
     }
     let mut near = ports.iter().filter(|(_, facts)| {
@@ -94,13 +99,13 @@ fn absent(ports: &[(PortName, PortFacts)], interface: &Ipoib) -> Option<Check> {
     })
 }
 
-/// Interfaces of one port and partition with different GIDs: one multicast group lets only the first of them in.
+/// Interfaces of one port and partition with different GIDs: only the first of them may join the multicast group.
 fn beside(ports: &[(PortName, PortFacts)], interfaces: &[Ipoib]) -> Vec<Check> {
     let mut checks = Vec::new();
     for (n, one) in interfaces.iter().enumerate() {
-        let port = |of: &Ipoib| port_of(ports, of.gid).map(|(port, ..)| port);
+        let port = |of: &Ipoib| port_of(ports, of.gid()).map(|(port, ..)| port);
         let is_beside = |other: &&Ipoib| {
-            other.pkey == one.pkey && other.gid != one.gid && port(one) == port(other)
+            other.pkey == one.pkey && other.gid() != one.gid() && port(one) == port(other)
         };
         if let Some(other) = interfaces.iter().skip(n + 1).find(is_beside)
             && let Some(port) = port(one)
@@ -118,9 +123,9 @@ fn beside(ports: &[(PortName, PortFacts)], interfaces: &[Ipoib]) -> Vec<Check> {
 
 /// An interface about whose addresses peers are told another GID.
 fn contradicted(interface: &Ipoib, told: &[InterfaceStatus]) -> Option<Check> {
-    let Ipoib { name, gid, .. } = interface;
+    let (name, gid) = (&interface.name, interface.gid());
     let status = told.iter().find(|status| status.name == *name)?;
-    let (ip, other) = status.addresses.iter().find(|(_, told)| *told != gid)?;
+    let (ip, other) = status.addresses.iter().find(|(_, told)| **told != gid)?;
     Some(Check::warn(
         CHECK,
         format!("peers are told {other} for {ip}, and {name} has {gid}: it rejects connections"),
@@ -133,8 +138,8 @@ fn routers(ports: &[(PortName, PortFacts)], interfaces: &[Ipoib]) -> Vec<Check> 
     const CHECK: &str = "routers";
     let mut checks = Vec::new();
     for (port, facts) in ports {
-        let of_port = |of: &&Ipoib| facts.gids.contains(of.gid);
-        let by = |gid: Gid| interfaces.iter().find(|of| of.gid == gid);
+        let of_port = |of: &&Ipoib| facts.gids.contains(of.gid());
+        let by = |gid: Gid| interfaces.iter().find(|of| of.gid() == gid);
         if let Some((gid, flid)) = facts.flid_gid().and_then(|gid| Some((gid, gid.flid()?))) {
             let found = format!("{port} is found by floating LID {flid}: GID {gid}");
             checks.push(Check::ok(CHECK, found));
@@ -196,7 +201,7 @@ mod tests {
     fn ipoib(name: &str, pkey: &str, of: &str) -> Ipoib {
         let octets = [&[0x80, 0, 2, 8], &gid(of).octets()[..]].concat();
         let (name, pkey) = (name.to_owned(), pkey.to_owned());
-        Ipoib { name, pkey, address: IpoibHwAddr::parse(&octets).unwrap(), gid: gid(of) }
+        Ipoib { name, pkey, address: IpoibHwAddr::parse(&octets).unwrap() }
     }
 
     fn found(
