@@ -69,9 +69,9 @@ impl LocalView {
         }
     }
 
-    /// What a request of the kernel gets from this node's own addresses, and from the GIDs that the configuration gives.
-    /// An ifindex of no IPoIB interface, and of none that the configuration names or gives a GID, is that of another network
-    /// namespace, where an address of ours may be another node's. The configuration is believed for any.
+    /// The answer to a request of the kernel, if its target is an address of this node. A request whose ifindex is not
+    /// [on the fabric](Self::is_on_fabric) comes from another network namespace, where the address may be another
+    /// node's: it gets only GIDs that the configuration gives.
     pub fn lookup_for_kernel(&self, question: Question) -> Option<Outcome> {
         let is_here =
             |egress| self.inventory.link(egress).is_some_and(|link| self.is_on_fabric(link));

@@ -41,7 +41,7 @@ pub(super) struct Facts {
     ours: HashMap<IpAddr, usize, FixedState>,
     /// Number of keys with a GID on each interface.
     answering: HashMap<IfIndex, usize, FixedState>,
-    /// The interfaces for which [`Self::is_answering`] has changed.
+    /// The interfaces that began or ceased to be [answering](Self::is_answering).
     answering_changed: BTreeSet<IfIndex>,
     /// Keys that differ from what was reported, with what was reported.
     untold: BTreeMap<Key, Option<Owned>>,
@@ -72,8 +72,7 @@ impl Facts {
         !self.answering.is_empty()
     }
 
-    /// The interfaces for which the result of [`is_answering`](Self::is_answering) has changed since the
-    /// last call.
+    /// The interfaces that began or ceased to be [answering](Self::is_answering) since the last call.
     pub(super) fn take_answering_changed(&mut self) -> BTreeSet<IfIndex> {
         core::mem::take(&mut self.answering_changed)
     }

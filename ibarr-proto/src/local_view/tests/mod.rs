@@ -221,7 +221,7 @@ fn address_of_an_ipoib_interface_has_its_gid() {
 
 /// The ifindex of a request is one of the caller's network namespace.
 #[test]
-fn own_address_is_no_answer_to_an_interface_that_is_no_ipoib_here() {
+fn own_address_is_no_answer_to_another_namespace() {
     let mut story = Story::new(&[], &[]);
     let ethernet = Link { link_type: LinkType::ETHERNET, ..ib(6, 9) };
     story.link(ib(5, 1)).add(5, "10.1.0.1").link(ethernet).add(6, "172.17.0.1");

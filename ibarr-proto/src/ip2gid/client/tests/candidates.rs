@@ -111,7 +111,7 @@ fn user_gets_no_route_of_another_interface() {
 }
 
 #[test]
-fn request_of_another_namespace_is_sent_by_a_gateway_on_ipoib_or_not_at_all() {
+fn request_of_another_namespace_leaves_only_by_a_gateway_on_ipoib() {
     // An interface that is none here, and one that is no IPoIB interface here but has a gateway.
     let callers = [(77, None), (4, Some((4, 254)))];
     // A neighbour, the gateway of an interface that is no IPoIB interface, and one of a gateway on IPoIB.
