@@ -69,9 +69,9 @@ impl LocalView {
         }
     }
 
-    /// The answer to a request of the kernel, if its target is an address of this node. A request whose ifindex is not
-    /// [on the fabric](Self::is_on_fabric) comes from another network namespace, where the address may be another
-    /// node's: it gets only GIDs that the configuration gives.
+    /// The answer to a request of the kernel, if its target is an address of this node. An ifindex that is neither an
+    /// interface of IPoIB here nor one that the configuration names comes from another network namespace, where the
+    /// address may be another node's: it gets only GIDs that the configuration gives.
     pub fn lookup_for_kernel(&self, question: Question) -> Option<Outcome> {
         let is_here =
             |egress| self.inventory.link(egress).is_some_and(|link| self.is_on_fabric(link));
