@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         [_, "run-a"] => bring_up::run(),
         [_, "run-h"] => wire::run(),
         [_, "run-i"] => pyverbs::run(),
+        [_, "run-o"] => pyverbs::run_newer(),
         [_, "run-tutorial"] => tutorial::run(),
         [_, "rxe-speed"] => rxe_speed::run(),
         [_, "reload", rounds, seed] => match (rounds.parse(), seed.parse()) {

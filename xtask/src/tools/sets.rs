@@ -230,6 +230,41 @@ pub(crate) const PYVERBS: Set = Set {
     only: &[],
 };
 
+/// Those of Debian 13, with its C library.
+pub(crate) const PYVERBS_13: Set = Set {
+    name: "pyverbs-13",
+    purpose: "the tests of Debian 13's rdma-core, for `vm run o`",
+    programs: &[],
+    packages: &[
+        "python3-pyverbs/trixie",
+        "python3.13-minimal/trixie",
+        "libpython3.13/trixie",
+        "libpython3.13-minimal/trixie",
+        "libpython3.13-stdlib/trixie",
+        "ibverbs-providers/trixie",
+        "libc6/trixie",
+        "libffi8/trixie",
+        "libnl-3-200/trixie",
+        "libnl-route-3-200/trixie",
+        "zlib1g/trixie",
+    ],
+    suites: &["trixie"],
+    only: &[
+        "ibverbs-providers_",
+        "libc6_",
+        "libexpat1_",
+        "libffi8_",
+        "libibverbs1_",
+        "libnl-",
+        "libpython3.13",
+        "librdmacm1",
+        "python3-pyverbs_",
+        "python3.13-minimal_",
+        "rdma-core_",
+        "zlib1g_",
+    ],
+};
+
 /// Makes the root file system of a Debian 12.
 pub(crate) const MMDEBSTRAP: Set = Set {
     name: "mmdebstrap",
@@ -350,6 +385,7 @@ pub(super) const SETS: &[&Set] = &[
     &RDMA,
     &PERFTEST,
     &PYVERBS,
+    &PYVERBS_13,
     &OPENSM,
     &MMDEBSTRAP,
     &LOWDOWN,

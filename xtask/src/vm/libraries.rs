@@ -78,6 +78,35 @@ pub(super) fn directory(
     Ok(programs)
 }
 
+/// The files of a directory of the packages unpacked in `root`, as they are, in the same place below the directory
+/// `other` of the guest: what belongs to another C library than the guest's. Names that `leave_out` is true of are
+/// left out.
+pub(super) fn tree(
+    root: &Path,
+    place: &str,
+    other: &str,
+    leave_out: &dyn Fn(&str) -> bool,
+) -> Result<Vec<Program>> {
+    let directory = root.join(place.trim_start_matches('/'));
+    let entries = fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
+    let mut programs = Vec::new();
+    for entry in entries {
+        let executable = entry?.path();
+        let name = executable.file_name().and_then(OsStr::to_str);
+        let name = name.context("a file's name is not UTF-8")?;
+        let place = format!("{place}/{name}");
+        if leave_out(name) {
+            continue;
+        }
+        if executable.is_dir() {
+            programs.extend(tree(root, &place, other, leave_out)?);
+        } else if executable.is_file() {
+            programs.push(Program { path: format!("{other}{place}"), executable });
+        }
+    }
+    Ok(programs)
+}
+
 /// The libraries of a program or library.
 fn needed(root: &Path, loader: &str, executable: &Path) -> Result<Vec<Program>> {
     let own = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|dir| root.join(dir));

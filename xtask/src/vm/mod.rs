@@ -186,6 +186,8 @@ enum Fabric {
     M,
     /// a router as it is sold, which needs alias GIDs
     N,
+    /// the tests of Debian 13's rdma-core
+    O,
     /// the commands of ibtun's README, and ibfab up
     Tutorial,
 }
@@ -208,13 +210,14 @@ impl Fabric {
             Self::L => "run-l",
             Self::M => "run-m",
             Self::N => "run-n",
+            Self::O => "run-o",
             Self::Tutorial => "run-tutorial",
         }
     }
 
     /// Whether `ibtun/proofs` has it, and it does without `ibarr`.
     fn proves_ibtun(self) -> bool {
-        matches!(self, Self::A | Self::H | Self::I | Self::Tutorial)
+        matches!(self, Self::A | Self::H | Self::I | Self::O | Self::Tutorial)
     }
 
     /// Its text in `--help`.
@@ -501,6 +504,7 @@ fn prepare_run(
             rig::with_pyverbs(workspace, prepared)?;
             rig::with_diagnostics(workspace, prepared)?;
         }
+        Fabric::O => rig::with_pyverbs_13(workspace, prepared)?,
         // Each Debian has these.
         Fabric::Tutorial => {
             for name in ["dash", "setpriv"] {

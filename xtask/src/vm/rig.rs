@@ -234,28 +234,44 @@ pub(super) fn with_diagnostics(workspace: &Workspace, prepared: &mut Prepared) -
     Ok(())
 }
 
+/// Parts of Python's library that rdma-core's tests do without, and that are large or need further libraries.
+const NOT_IN_PYTHON: [&str; 13] = [
+    "__pycache__",
+    "_crypt",
+    "_ctypes_test",
+    "_curses",
+    "_dbm",
+    "_hashlib",
+    "_lzma",
+    "_sqlite3",
+    "_ssl",
+    "_test",
+    "gconv",
+    "nis",
+    "readline",
+];
+
 /// Gives the guest Python and rdma-core's own tests.
 pub(super) fn with_pyverbs(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
-    /// Parts of Python's library that the tests do without, and that are large or need further libraries.
-    const LEFT_OUT: [&str; 12] = [
-        "__pycache__",
-        "_crypt",
-        "_ctypes_test",
-        "_curses",
-        "_dbm",
-        "_hashlib",
-        "_lzma",
-        "_sqlite3",
-        "_ssl",
-        "_test",
-        "nis",
-        "readline",
-    ];
     let root = tools::root(workspace, &tools::PYVERBS)?;
-    let leave_out = |name: &str| LEFT_OUT.iter().any(|part| name.starts_with(part));
+    let leave_out = |name: &str| NOT_IN_PYTHON.iter().any(|part| name.starts_with(part));
     prepared.programs.extend(libraries::program(&root, "python3.11")?);
-    for place in ["/usr/lib/python3.11", "/usr/lib/python3", "/usr/share/doc/rdma-core/tests"] {
+    for place in ["/usr/lib/python3.11", "/usr/lib/python3", TESTS] {
         prepared.programs.extend(libraries::directory(&root, place, &leave_out)?);
+    }
+    Ok(())
+}
+
+/// Where both releases have rdma-core's tests.
+const TESTS: &str = "/usr/share/doc/rdma-core/tests";
+
+/// The same of Debian 13, below `/trixie`.
+pub(super) fn with_pyverbs_13(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
+    let root = tools::root(workspace, &tools::PYVERBS_13)?;
+    let leave_out = |name: &str| NOT_IN_PYTHON.iter().any(|part| name.starts_with(part));
+    let own = ["/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/lib/python3.13", "/usr/lib/python3"];
+    for place in own.into_iter().chain([TESTS]) {
+        prepared.programs.extend(libraries::tree(&root, place, "/trixie", &leave_out)?);
     }
     Ok(())
 }
