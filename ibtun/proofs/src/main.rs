@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod above_verbs;
 mod bring_up;
 mod diagnostics;
 mod ibtun;

@@ -265,6 +265,16 @@ pub(crate) const PYVERBS_13: Set = Set {
     ],
 };
 
+/// Libraries above verbs, through which MPI and others use InfiniBand.
+pub(crate) const UCX: Set = Set {
+    name: "ucx",
+    purpose: "UCX and libfabric, for `vm run o`",
+    programs: &[],
+    packages: &["ucx-utils", "libfabric-bin", "ibverbs-providers"],
+    suites: &[],
+    only: &[],
+};
+
 /// Makes the root file system of a Debian 12.
 pub(crate) const MMDEBSTRAP: Set = Set {
     name: "mmdebstrap",
@@ -386,6 +396,7 @@ pub(super) const SETS: &[&Set] = &[
     &PERFTEST,
     &PYVERBS,
     &PYVERBS_13,
+    &UCX,
     &OPENSM,
     &MMDEBSTRAP,
     &LOWDOWN,

@@ -44,7 +44,9 @@ pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
 
 /// All of these, on the kernels that they leave out, and what CI has no time for.
 pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
-    tools::root(workspace, &tools::PYVERBS_13)?;
+    for set in [&tools::UCX, &tools::PYVERBS_13] {
+        tools::root(workspace, set)?;
+    }
     let mut machines = with_fabric(workspace, &[Version::V6_12])?;
     let reload = Scenario::Reload { rounds: 200, seed: None };
     let fabric = [reload, Scenario::Ibtun { records: ODD_RECORDS }];

@@ -186,7 +186,7 @@ enum Fabric {
     M,
     /// a router as it is sold, which needs alias GIDs
     N,
-    /// the tests of Debian 13's rdma-core
+    /// UCX, libfabric, and the tests of Debian 13's rdma-core
     O,
     /// the commands of ibtun's README, and ibfab up
     Tutorial,
@@ -504,7 +504,10 @@ fn prepare_run(
             rig::with_pyverbs(workspace, prepared)?;
             rig::with_diagnostics(workspace, prepared)?;
         }
-        Fabric::O => rig::with_pyverbs_13(workspace, prepared)?,
+        Fabric::O => {
+            rig::with_ucx(workspace, prepared)?;
+            rig::with_pyverbs_13(workspace, prepared)?;
+        }
         // Each Debian has these.
         Fabric::Tutorial => {
             for name in ["dash", "setpriv"] {

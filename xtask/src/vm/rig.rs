@@ -3,6 +3,7 @@
 //! The files of a guest with real InfiniBand software: our fabric, and Debian's programs.
 //! `ibtun/guest/src/rig` makes a network of them.
 
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -273,6 +274,27 @@ pub(super) fn with_pyverbs_13(workspace: &Workspace, prepared: &mut Prepared) ->
     for place in own.into_iter().chain([TESTS]) {
         prepared.programs.extend(libraries::tree(&root, place, "/trixie", &leave_out)?);
     }
+    Ok(())
+}
+
+/// Gives the guest libraries above verbs, with their programs.
+pub(super) fn with_ucx(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
+    let root = tools::root(workspace, &tools::UCX)?;
+    // libfabric needs it. The script of its package makes the link.
+    let link = root.join("usr/lib/x86_64-linux-gnu/libpsm_infinipath.so.1");
+    if !link.exists() {
+        let file = "../libpsm1/libpsm_infinipath.so.1.16";
+        symlink(file, &link).with_context(|| link.display().to_string())?;
+    }
+    for name in ["ucx_perftest", "io_demo", "fi_pingpong"] {
+        prepared.programs.extend(libraries::program(&root, name)?);
+    }
+    let modules = "/usr/lib/x86_64-linux-gnu/ucx";
+    prepared.programs.extend(libraries::plugin(&root, &format!("{modules}/libuct_ib.so.0"))?);
+    // It needs no others, but the first, which it finds beside itself.
+    let path = format!("{modules}/libuct_rdmacm.so.0");
+    let executable = root.join(path.trim_start_matches('/'));
+    prepared.programs.push(Program { path, executable });
     Ok(())
 }
 

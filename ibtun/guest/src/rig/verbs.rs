@@ -107,14 +107,19 @@ pub fn start(
         is_listening(&process)?;
         return Ok((process, words(client, &[target])));
     }
+    listens(&process, port)?;
+    Ok((process, words(client, &[target])))
+}
+
+/// Waits until a program listens at a TCP port.
+pub fn listens(server: &Process, port: u16) -> Result<()> {
     let local = format!(":{port:04X} ");
     eventually(|| {
         let tables = ["busybox", "cat", "/proc/net/tcp", "/proc/net/tcp6"];
-        let sockets = run(server.place, &tables)?;
+        let sockets = run(server.place(), &tables)?;
         if !sockets.lines().any(|line| line.contains(&local) && line.contains(" 0A ")) {
-            bail!("nothing listens: {}", process.said()?);
+            bail!("nothing listens: {}", server.said()?);
         }
         Ok(())
-    })?;
-    Ok((process, words(client, &[target])))
+    })
 }

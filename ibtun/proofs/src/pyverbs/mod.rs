@@ -4,7 +4,7 @@
 //! wrong; then rdma-core's own tests of verbs and connections. A recording has the outcome of each test, and the
 //! reason of each that is skipped. Any other outcome breaks a claim. Last, small programs of our own.
 //!
-//! `vm run o`: the tests of a later rdma-core.
+//! `vm run o`: what stands above verbs, and the tests of a later rdma-core.
 
 mod behaviour;
 
@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::above_verbs;
 use crate::diagnostics;
 use crate::report::Report;
 use crate::rig::{self, Place, Rig, spawn};
@@ -73,6 +74,7 @@ pub(crate) fn run() -> ExitCode {
 pub(crate) fn run_newer() -> ExitCode {
     let mut report = Report::default();
     if let Some(_rig) = report.claim("the rig stands", Rig::up()) {
+        above_verbs::prove(&mut report);
         if report.claim("Debian 13's rdma-core is in the place of the other", newer()).is_some() {
             DEBIAN_13.prove(&mut report);
         }

@@ -20,9 +20,9 @@ use crate::report::Report;
 use crate::rig::{self, Place, Rig, capture, rping, rping_lossy, spawn, stream, verbs};
 
 /// The namespace of the subnet manager's port, whose HCA is another than that of all nodes.
-const M: Place = Place::Netns("m");
+pub(crate) const M: Place = Place::Netns("m");
 const M_INTERFACE: &str = "ib5";
-const M_ADDRESS: &str = "10.1.0.3";
+pub(crate) const M_ADDRESS: &str = "10.1.0.3";
 
 /// Where programs exchange addresses over TCP.
 const LOCALHOST: &str = "127.0.0.1";
@@ -143,7 +143,7 @@ fn prove(report: &mut Report, rig: &Rig) {
 }
 
 /// Moves the interface of the other HCA to its namespace, in our IP subnet.
-fn other_host() -> Result<()> {
+pub(crate) fn other_host() -> Result<()> {
     rig::ip(Place::Here, "netns add m")?;
     rig::ip(Place::Here, &format!("link set {M_INTERFACE} netns m"))?;
     rig::ip(M, "link set lo up")?;
