@@ -84,9 +84,9 @@ pub(super) struct Message {
     src_len: u8,
     tos: u8,
     table: u8,
-    protocol: u8,
+    pub(super) protocol: u8,
     pub(super) kind: u8,
-    flags: u32,
+    pub(super) flags: u32,
     pub(super) attributes: RtBuffer<u16, Buffer>,
 }
 
@@ -115,8 +115,18 @@ impl Message {
     }
 
     /// The table of the attribute, if there is one: the header has room for 8 bits only.
-    fn table(&self, kind: u16) -> Result<u32, Malformed> {
+    pub(super) fn table(&self, kind: u16) -> Result<u32, Malformed> {
         Ok(self.number(kind)?.unwrap_or(self.table.into()))
+    }
+
+    /// The destination of a route.
+    pub(super) fn destination(&self) -> Result<IpNet, Malformed> {
+        let address = match (self.attribute(libc::RTA_DST), self.family) {
+            (Some(octets), _) => self.ip(octets)?,
+            (None, Family::V4) => IpAddr::from([0; 4]),
+            (None, Family::V6) => IpAddr::from([0; 16]),
+        };
+        IpNet::new(address, self.dst_len).map_err(|_| Malformed::PrefixLen)
     }
 
     /// The gateway among the attributes of the route, or of one of its next hops.
@@ -146,12 +156,7 @@ fn route(payload: &[u8]) -> Result<Option<Route>, Malformed> {
     if message.table(libc::RTA_TABLE)? != u32::from(libc::RT_TABLE_MAIN) || is_other {
         return Ok(None);
     }
-    let destination = match (message.attribute(libc::RTA_DST), message.family) {
-        (Some(octets), _) => message.ip(octets)?,
-        (None, Family::V4) => IpAddr::from([0; 4]),
-        (None, Family::V6) => IpAddr::from([0; 16]),
-    };
-    let prefix = IpNet::new(destination, message.dst_len).map_err(|_| Malformed::PrefixLen)?;
+    let prefix = message.destination()?;
     let metric = message.number(libc::RTA_PRIORITY)?.unwrap_or_default();
     let way = match message.kind {
         libc::RTN_UNICAST => way(&message)?,

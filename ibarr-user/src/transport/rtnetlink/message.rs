@@ -146,7 +146,7 @@ fn link_gone(payload: &[u8]) -> Result<Option<IfIndex>, Malformed> {
 
 /// `None` for messages of a protocol about its side of a link: bridges announce that a port has
 /// left as `RTM_DELLINK` of family `AF_BRIDGE` to the same group (`br_ifinfo_notify`).
-fn ifinfomsg(payload: &[u8]) -> Result<Option<(IfIndex, Ifinfomsg)>, Malformed> {
+pub(super) fn ifinfomsg(payload: &[u8]) -> Result<Option<(IfIndex, Ifinfomsg)>, Malformed> {
     let message = Ifinfomsg::from_bytes_with_input(&mut Cursor::new(payload), payload.len())
         .map_err(|_| Malformed::Attributes)?;
     if *message.ifi_family() != RtAddrFamily::Unspecified {
@@ -194,7 +194,7 @@ fn masters(attributes: &RtBuffer<Ifla, Buffer>) -> Result<(Bonding, Option<IfInd
     Ok((Bonding::Master { active_slave: active_slave.map(ifindex).transpose()? }, vrf))
 }
 
-fn address(payload: &[u8]) -> Result<Option<InterfaceAddress>, Malformed> {
+pub(super) fn address(payload: &[u8]) -> Result<Option<InterfaceAddress>, Malformed> {
     let message = Ifaddrmsg::from_bytes_with_input(&mut Cursor::new(payload), payload.len())
         .map_err(|_| Malformed::Attributes)?;
     let family = *message.ifa_family();

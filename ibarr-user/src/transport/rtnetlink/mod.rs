@@ -9,6 +9,7 @@
 
 mod ask;
 mod fib;
+pub(crate) mod ipoib;
 pub(crate) mod message;
 mod neigh;
 mod nudge;

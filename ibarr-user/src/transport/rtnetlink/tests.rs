@@ -6,6 +6,7 @@
 #![cfg(target_endian = "little")]
 
 mod fib;
+mod ipoib;
 mod kernel;
 mod neigh;
 mod session;
