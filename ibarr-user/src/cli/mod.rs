@@ -8,6 +8,7 @@ mod counters;
 mod doctor;
 mod exit;
 mod fleet;
+mod gid;
 mod import;
 mod kernel;
 mod metrics;
