@@ -36,6 +36,7 @@ use ibarr_proto::paths::{PKeyNumber, Partial, PortName};
 
 use self::counters::CountersArgs;
 use self::fleet::FleetArgs;
+use self::gid::GidArgs;
 use self::metrics::{ExporterArgs, MetricsArgs};
 use self::ping::PingArgs;
 use self::resolve::ResolveArgs;
@@ -77,7 +78,8 @@ struct Cli {
 const EXIT_CODES: &str = "Without a command, ibarr runs as the daemon.
 
 Exit status: 0 all answered, 1 some address has no GID, no path leads there, something contradicts it, or a
-line of ibacm was not understood, 2 doctor has found a failure, 64 wrong usage, 66 this machine lacks what was named, 69 no daemon, 70 internal error, 74 standard output cannot be written, 75 another
+line of ibacm was not understood, 2 doctor has found a failure, 64 wrong usage, 66 this machine lacks what was named, 69 no daemon, or an interface has not taken
+its GID, 70 internal error, 74 standard output cannot be written, 75 another
 daemon has the directory, 77 not allowed, 78 mistakes in the configuration.
 ibarr status --check exits as a plug-in of Nagios does: 0 all works, 1 degraded, 2 failed, 3 not known, or
 the daemon cannot be asked.";
@@ -178,6 +180,8 @@ enum Command {
         #[command(flatten)]
         daemon: Daemon,
     },
+    /// Show which GID an IPoIB interface has and which routers need, or give it another one (needs root)
+    Gid(GidArgs),
     /// Show what happens to each request from now on (root and group ibarr)
     Trace(TraceArgs),
     /// Show the daemon's counters that are not 0
@@ -346,6 +350,7 @@ pub fn main() -> ExitCode {
             let dirs = Dirs { sys: sys_dir, dev: dev_dir };
             doctor::examine(&daemon, &dirs, &bpf_dir, peer, report.as_deref())
         }
+        Command::Gid(args) => gid::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Metrics(args) => metrics::metrics(&args),
         Command::Exporter(args) => metrics::serve(args),

@@ -134,6 +134,7 @@ pub(super) fn body(body: &Body) {
         | Body::Event { .. }
         | Body::Traced { .. }
         | Body::Checks { .. }
+        | Body::Gid { .. }
         | Body::Config { .. } => {}
         Body::Fleet { fleet } => line(&self::fleet(&fleet.summary)),
         Body::Metrics { metrics } => write(metrics.as_bytes()),
@@ -367,13 +368,7 @@ fn port(port: &PortStatus) {
     if port.gid_table.is_empty() {
         line(&format!("    GIDs {}", join(&port.gids, ", ")));
     }
-    for TableGid { index: paths::GidIndex(index), gid, interfaces } in &port.gid_table {
-        let of = match interfaces.as_slice() {
-            [] => String::new(),
-            names => format!(" of {}", names.join(", ")),
-        };
-        line(&format!("    GID {index} {gid}{of}"));
-    }
+    gid_table(&port.gid_table);
     line(&format!("    P_Keys {}", join(&port.pkeys, ", ")));
     for PortAddress { ip, interface, gid } in &port.addresses {
         line(&format!("    {ip} on {interface} is {gid}"));
@@ -385,6 +380,17 @@ fn port(port: &PortStatus) {
             format!("    events received: the last was {event}, {} ago", seconds(*ago_ms))
         }
     });
+}
+
+/// Prints a line for each entry of a table.
+pub(super) fn gid_table(table: &[TableGid]) {
+    for TableGid { index: paths::GidIndex(index), gid, interfaces } in table {
+        let of = match interfaces.as_slice() {
+            [] => String::new(),
+            names => format!(" of {}", names.join(", ")),
+        };
+        line(&format!("    GID {index} {gid}{of}"));
+    }
 }
 
 fn probed(probing: &Probing) -> String {

@@ -300,6 +300,10 @@ pub enum Body {
         /// In the order in which a connection needs them.
         checks: Vec<Check>,
     },
+    /// The document of `ibarr gid`, which asks the daemon only what peers are told.
+    Gid {
+        gid: Box<InterfaceGid>,
+    },
     /// Answers [`Request::LogLevel`].
     Log {
         /// What is logged now.
@@ -443,7 +447,7 @@ mod tests {
             };
             assert_eq!(written.unwrap(), line);
         }
-        assert_eq!((requests, responses), (28, 157));
+        assert_eq!((requests, responses), (28, 159));
     }
 
     /// Each text in a document, after the place where it stands, and each field.
@@ -473,7 +477,7 @@ mod tests {
 
     /// Each word of each type, and each field, except keys that are data.
     pub(crate) fn names() -> Vec<String> {
-        let data = [".counters.", ".descriptions.", ".status.interfaces.addresses."];
+        let data = [".counters.", ".descriptions.", ".status.interfaces.addresses.", ".gid.told."];
         let is_field = |name: &String| {
             !name.contains(' ') && !data.iter().any(|object| name.starts_with(object))
         };

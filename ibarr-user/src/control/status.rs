@@ -267,6 +267,26 @@ pub struct TableGid {
     pub interfaces: Vec<String>,
 }
 
+/// The GID of an IPoIB interface, and those that it could have.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct InterfaceGid {
+    /// Name of the interface, such as `ib0`.
+    pub interface: String,
+    pub gid: Gid,
+    /// Absent if it cannot be found out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<PortName>,
+    /// By which routers between InfiniBand subnets find the port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routable: Option<Gid>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gid_table: Vec<TableGid>,
+    /// What peers are told about its addresses, if the daemon runs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub told: BTreeMap<IpAddr, Gid>,
+}
+
 /// An IP address of an InfiniBand port.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
