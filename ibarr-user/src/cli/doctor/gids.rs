@@ -78,24 +78,26 @@ fn absent(ports: &[(PortName, PortFacts)], interface: &Ipoib) -> Option<Check> {
         facts.gids.first().is_some_and(|own| own.subnet_prefix() == gid.subnet_prefix())
     });
     let Some((port, facts)) = near.next() else {
-        let prefixes: Vec<_> = ports.iter().filter_map(|(_, facts)| facts.gids.first()).collect();
+        ports.iter().find_map(|(_, facts)| facts.gids.first())?;
         let found = format!("{name} has the GID {gid}, whose prefix no port has");
-        let own = *prefixes.first()?;
-        return Some(Check::fail(CHECK, found, set(interface, own)));
+        // The kernel takes no other prefix from us (`ipoib_check_lladdr`).
+        let remedy =
+            format!("ip link set {name} down; ip link set {name} up; then its routes again");
+        return Some(Check::fail(CHECK, found, remedy));
     };
     let found = format!("{name} has the GID {gid}, which is in no port's table");
     Some(match (gid.alias_lid(), facts.alias()) {
         (Some(_), Some(now)) => Check::fail(
             CHECK,
             format!("{found}: the subnet manager has replaced it by {now}"),
-            set(interface, now),
+            set(interface, "alias"),
         ),
         (Some(lid), None) if facts.lid == Some(lid) => Check::fail(
             CHECK,
             format!("{found}: the subnet manager has forgotten it, or was not asked for it"),
             format!("have the subnet manager give {port} the alias {gid}"),
         ),
-        _ => Check::fail(CHECK, found, set(interface, facts.gids.first()?)),
+        _ => Check::fail(CHECK, found, set(interface, "port")),
     })
 }
 
@@ -151,7 +153,7 @@ fn routers(ports: &[(PortName, PortFacts)], interfaces: &[Ipoib]) -> Vec<Check> 
                 (None, Some(of)) => Check::warn(
                     CHECK,
                     format!("{found}; no interface has it: routers cannot find {}", of.name),
-                    set(of, alias),
+                    set(of, "alias"),
                 ),
                 (None, None) => Check::ok(CHECK, found),
             });
@@ -167,12 +169,9 @@ fn port_of(ports: &[(PortName, PortFacts)], gid: Gid) -> Option<(PortName, GidIn
     })
 }
 
-/// The commands that give an interface another GID.
-fn set(interface: &Ipoib, gid: Gid) -> String {
-    let Ipoib { name, address, .. } = interface;
-    let octets = address.with_gid(gid).octets().map(|octet| format!("{octet:02x}"));
-    let address = octets.join(":");
-    format!("ip link set {name} down, address {address}, up; then its routes again")
+/// The command that gives an interface another GID.
+fn set(interface: &Ipoib, gid: &str) -> String {
+    format!("ibarr gid {} --set {gid}", interface.name)
 }
 
 #[cfg(test)]
@@ -302,16 +301,6 @@ mod tests {
             format!(
                 "peers are told {ALIAS} for 10.1.0.1, and ib0 has {OWN}: it rejects connections"
             )
-        );
-    }
-
-    #[test]
-    fn remedy_keeps_the_head_of_the_hardware_address() {
-        let set = set(&ipoib("ib0", "0xffff", OWN), gid(ALIAS));
-        let address = "80:00:02:08:fe:c0:00:00:00:00:00:01:00:00:00:00:00:00:00:05";
-        assert_eq!(
-            set,
-            format!("ip link set ib0 down, address {address}, up; then its routes again")
         );
     }
 
