@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{
     A_PORT, B_PORT, CHILD_ROUTES, FAR, FAR_CHILD, INTERFACES, NEAR, ROUTES, Subnets, alias,
-    connection, gid, lid, routes,
+    connection, gid, lid, routes, set,
 };
 use crate::report::Report;
 use crate::rig::{
@@ -58,9 +58,8 @@ fn prove(report: &mut Report) {
     let [ours, theirs] = aliases;
     report.claim("doctor says that routers cannot find the interface, and what helps", {
         finds(&here, "routers", "warn", "routers cannot find ib0").and_then(|check| {
-            let octets = ours.octets().map(|octet| format!("{octet:02x}")).join(":");
-            let remedy = check["remedy"].as_str().unwrap_or_default();
-            ensure!(remedy.contains(&octets), "no {octets}: {check}");
+            let remedy = "ibarr gid ib0 --set alias";
+            ensure!(check["remedy"] == remedy, "no {remedy}: {check}");
             Ok(())
         })
     });
@@ -71,8 +70,8 @@ fn prove(report: &mut Report) {
             .and_then(|()| answers(&here, Place::Here, FAR, theirs))
             .and_then(|()| is_lost(theirs, own[0], A_PORT)),
     );
-    report.claim("this end's interface takes its alias, too", {
-        take(Place::Here, "ib0", ours).and_then(|()| routes(ROUTES))
+    report.claim("this end's interface takes its alias by `ibarr gid`, and keeps all it has", {
+        set::furnish("ib0", 1).and_then(|()| set::set("ib0", "alias", ours, &[]))
     });
     report.claim("each ibarr tells the other's kernel the alias, unconfigured", {
         answers(&here, Place::Here, FAR, theirs).and_then(|()| answers(&there, B, NEAR, ours))
@@ -92,6 +91,9 @@ fn prove(report: &mut Report) {
         .claim("the daemon gives others the path between the aliases", gives_path(&here, aliases));
     report.claim("both interfaces go back, and children in another partition take the aliases", {
         children(own, aliases)
+    });
+    report.claim("a GID that gets no carrier is given up, and nothing is lost", {
+        set::gives_up(rig::PKEY)
     });
     report.claim("the children connect", rping(B, FAR_CHILD));
     report.claim("the interfaces still connect in their subnet", rping_from(R, Place::Here, NEAR));
@@ -213,11 +215,11 @@ fn children(own: [Gid; 2], aliases: [Gid; 2]) -> Result<()> {
     for (place, name, _, address) in INTERFACES {
         rig::add_child(name, place, &[address])?;
     }
-    let ends = [(Place::Here, "ib0"), (B, "ib2")];
-    for ((place, name), (own, alias)) in ends.into_iter().zip(own.into_iter().zip(aliases)) {
-        take(place, name, own)?;
-        take(place, &rig::child_of(name), alias)?;
-    }
+    routes(CHILD_ROUTES)?;
+    // The child has got the alias that its parent has, and keeps it.
+    set::set("ib0", "port", own[0], &[&rig::child_of("ib0")])?;
+    take(B, "ib2", own[1])?;
+    take(B, &rig::child_of("ib2"), aliases[1])?;
     routes(ROUTES)?;
     routes(CHILD_ROUTES)?;
     // Neighbours know the interface by its last GID until they ask again, and connections to that are rejected.

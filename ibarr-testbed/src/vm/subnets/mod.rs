@@ -14,6 +14,7 @@
 pub(crate) mod alias;
 pub(crate) mod by_lid;
 pub(crate) mod flid;
+mod set;
 
 use std::env;
 use std::fs;

@@ -112,7 +112,7 @@ pub const LOSSES: [&str; 6] = [
 ];
 
 /// The second partition, as in names of interfaces.
-const PKEY: &str = "8001";
+pub const PKEY: &str = "8001";
 
 /// The port of OpenSM.
 const SM_PORT: &str = "ibtun1/ports/1";
