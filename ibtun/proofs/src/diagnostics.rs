@@ -3,6 +3,8 @@
 //! Debian's infiniband-diags agree with the topology file: they find its nodes, ports and links, with the LIDs that
 //! the fabric has, and no others. They find no error on a healthy fabric, and a lossy link by its counters.
 
+mod ports;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
@@ -41,6 +43,7 @@ pub(crate) fn prove(report: &mut Report) {
         report.claim(claim, proof());
     }
     report.claim("ibqueryerrors: no error after it has cleared the counters", fabric.cleared());
+    ports::prove(&fabric, report);
 }
 
 /// One end of a link.
