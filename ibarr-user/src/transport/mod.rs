@@ -30,6 +30,7 @@
 //! | preloaded files | thread → engine | 1: there is one such thread | |
 
 pub mod acm;
+pub mod alias;
 pub(crate) mod events;
 pub(crate) mod holder;
 pub(crate) mod inherited;

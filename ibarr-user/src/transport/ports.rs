@@ -302,7 +302,8 @@ struct LastReport {
     open_device: Weak<()>,
 }
 
-fn open_device(dirs: &Dirs, name: PortName) -> Result<Opened, Fault> {
+/// Opens the umad device of a port.
+pub(crate) fn open_device(dirs: &Dirs, name: PortName) -> Result<Opened, Fault> {
     let class = dirs.sys.join("class/infiniband_mad");
     let is_its = |umad: &String| {
         let read = |file: &str| text(&class.join(umad).join(file)).unwrap_or_default();

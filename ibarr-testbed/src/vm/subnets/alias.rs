@@ -7,12 +7,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use ibarr_common::ib::{Gid, Lid, Sl};
-use ibarr_common::wire::mad::{self, Mad};
-use ibarr_common::wire::umad::{HEADER_LEN, MAX_LEN, PKeyIndex, Send};
-use ibarr_proto::paths::Partial;
+use ibarr_common::ib::{Gid, Guid, Lid};
+use ibarr_proto::paths::{Partial, PortFacts};
 use ibarr_user::control::messages::Request;
-use ibarr_user::sys::umad::{Device, Opened};
+use ibarr_user::sys::umad::Opened;
+use ibarr_user::transport::alias;
 
 use super::{A_PORT, B_PORT, R_PORT, connection, gid};
 use crate::rig::verbs::{End, pingpong};
@@ -41,49 +40,17 @@ pub(super) fn works(here: &Ibarr) -> Result<()> {
     Ok(())
 }
 
-/// Gives a port another GUID, and waits until the kernel has the GID.
+/// Gives a port another GUID, as the second of its table, and waits until the kernel has the GID.
 pub(super) fn add(port: &str, guid: u64) -> Result<Gid> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(ask(port, guid))?;
+    let (lid, sm_lid) = (Some(lid(port, "lid")?), Some(lid(port, "sm_lid")?));
+    let facts = PortFacts { lid, sm_lid, ..PortFacts::default() };
+    let opened = Opened::open(Path::new(&umad(port)?))?;
+    alias::ask(opened, &facts, Guid::new(guid), Duration::from_secs(2))?;
     eventually(|| {
         let has: Gid = rig::port_attribute(Place::Here, port, "gids/1")?.parse()?;
         ensure!(has.guid().get() == guid, "{port} has {has}");
         Ok(has)
     })
-}
-
-/// SubnAdmSet(GUIDInfoRecord) of the second entry (IBA volume 1, 15.2.5.18).
-async fn ask(port: &str, guid: u64) -> Result<()> {
-    const SET: u8 = 2;
-    const GUID_INFO_RECORD: u16 = 0x30;
-    // LID, block number, and the second GUID.
-    const COMPONENTS: u64 = 1 | 1 << 1 | 1 << 5;
-    let own = lid(port, "lid")?;
-    let mut octets = [0; mad::LEN];
-    // Version 1, class SubnAdm, its version 2.
-    octets[..4].copy_from_slice(&[1, 3, 2, SET]);
-    octets[8..16].copy_from_slice(&guid.to_be_bytes());
-    octets[16..18].copy_from_slice(&GUID_INFO_RECORD.to_be_bytes());
-    octets[48..56].copy_from_slice(&COMPONENTS.to_be_bytes());
-    octets[56..58].copy_from_slice(&own.get().to_be_bytes());
-    octets[72..80].copy_from_slice(&guid.to_be_bytes());
-
-    let device = Device::adopt(Opened::open(Path::new(&umad(port)?))?)?;
-    let request = Send {
-        agent: device.agent(),
-        to: lid(port, "sm_lid")?,
-        sl: Sl::default(),
-        pkey_index: PKeyIndex(0),
-        timeout: Duration::from_secs(2),
-        mad: Mad::from_octets(octets),
-    };
-    device.write(request.emit().as_ref())?;
-    let mut answer = [0; MAX_LEN];
-    let read = device.read(&mut answer);
-    tokio::time::timeout(Duration::from_secs(10), read).await.context("no answer")??;
-    let status = &answer[HEADER_LEN + 4..HEADER_LEN + 6];
-    ensure!(answer[HEADER_LEN + 3] == 0x81 && *status == [0, 0], "status {status:?}");
-    Ok(())
 }
 
 /// A LID in the attribute `name` of a port.

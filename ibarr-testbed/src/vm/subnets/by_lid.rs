@@ -103,6 +103,9 @@ fn prove(report: &mut Report) {
             finds(&here, "gids", "fail", &format!("{child} has the GID {ours}, which is in no"))
         })
     });
+    report.claim("the child has a carrier again once `ibarr gid` has asked for its alias", {
+        set::asks(&rig::child_of("ib0"), ours)
+    });
     report.claim("both daemons are still there", here.stop().and_then(|()| there.stop()));
 }
 

@@ -84,6 +84,18 @@ pub(super) fn set(name: &str, to: &str, gid: Gid, others: &[&str]) -> Result<()>
     rig::is_up(Place::Here, name)
 }
 
+/// The port has lost the alias that the interface has: it is asked for, and set again.
+pub(super) fn asks(name: &str, gid: Gid) -> Result<()> {
+    let set = ["ibarr", "gid", name, "--set", "alias"];
+    ensure!(rig::run(Place::Here, &set).is_err(), "the port has the alias");
+    let said = rig::run(Place::Here, &[&set[..], &["--ask-sa"]].concat())?;
+    let is_said = said.contains("# ask the subnet administrator of ibtun0/1");
+    ensure!(is_said && said.ends_with(&format!("{name} has {gid}\n")), "{said}");
+    let again = rig::run(Place::Here, &[&set[..], &["--ask-sa"]].concat())?;
+    ensure!(again.contains("already"), "{again}");
+    rig::is_up(Place::Here, name)
+}
+
 /// A second child of the partition comes up with the GID of the first alone (multicast.c). It is asked to take the
 /// port's own, which is given up when its time is over, or it is interrupted.
 pub(super) fn gives_up(pkey: &str) -> Result<()> {

@@ -77,7 +77,7 @@ fn absent(ports: &[(PortName, PortFacts)], interface: &Ipoib) -> Option<Check> {
     let mut near = ports.iter().filter(|(_, facts)| {
         facts.gids.first().is_some_and(|own| own.subnet_prefix() == gid.subnet_prefix())
     });
-    let Some((port, facts)) = near.next() else {
+    let Some((_, facts)) = near.next() else {
         ports.iter().find_map(|(_, facts)| facts.gids.first())?;
         let found = format!("{name} has the GID {gid}, whose prefix no port has");
         // The kernel takes no other prefix from us (`ipoib_check_lladdr`).
@@ -95,7 +95,7 @@ fn absent(ports: &[(PortName, PortFacts)], interface: &Ipoib) -> Option<Check> {
         (Some(lid), None) if facts.lid == Some(lid) => Check::fail(
             CHECK,
             format!("{found}: the subnet manager has forgotten it, or was not asked for it"),
-            format!("have the subnet manager give {port} the alias {gid}"),
+            set(interface, "alias --ask-sa"),
         ),
         _ => Check::fail(CHECK, found, set(interface, "port")),
     })

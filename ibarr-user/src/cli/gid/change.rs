@@ -94,10 +94,11 @@ pub(super) enum Why {
 impl Change {
     /// Children go down first, and come up last.
     pub(super) fn steps(&self) -> Vec<Step<'_>> {
-        self.steps_to(self.address)
+        self.steps_to(self.address, true)
     }
 
-    fn steps_to(&self, address: IpoibHwAddr) -> Vec<Step<'_>> {
+    /// On the way back the interface need not have a carrier that it did not have.
+    fn steps_to(&self, address: IpoibHwAddr, is_new: bool) -> Vec<Step<'_>> {
         let Some((one, children)) = self.links.split_first() else { return Vec::new() };
         let up = |link: &&Ipoib| link.is_up;
         let mut steps: Vec<_> = self.links.iter().rev().filter(up).map(Step::Down).collect();
@@ -108,8 +109,6 @@ impl Change {
             // The kernel has set all children up with their parent (`ipoib_open`).
             steps.extend(children.iter().filter(|child| !child.is_up).map(Step::Down));
         }
-        // With its old GID it need not have one that it did not have.
-        let is_new = address != one.address;
         let awaited = self.links.iter().filter(up).enumerate();
         let awaited = awaited.filter(|(n, link)| link.has_carrier || *n == 0 && is_new);
         steps.extend(awaited.map(|(_, link)| Step::Carrier(link)));
@@ -136,7 +135,7 @@ impl Change {
     /// One step that fails does not keep the others from being made.
     fn undo(&self, machine: &mut impl Machine, failed: String, why: Why) -> ChangeError {
         let mut left = Vec::new();
-        for step in self.links.first().map_or(Vec::new(), |one| self.steps_to(one.address)) {
+        for step in self.links.first().map_or(Vec::new(), |one| self.steps_to(one.address, false)) {
             machine.say(&step);
             if let Err(why) = self.carry_out(machine, step, false) {
                 left.push(format!("{step}: {why}"));

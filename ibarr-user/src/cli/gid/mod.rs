@@ -20,7 +20,8 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use self::change::{Change, ChangeError, Machine, Why};
 use super::{Daemon, Exit, ask, print};
 use crate::control::messages::{Body, Failure, FailureKind, InterfaceGid, Request, TableGid};
-use crate::transport::ports;
+use crate::transport::alias;
+use crate::transport::ports::{self, Dirs};
 use crate::transport::rtnetlink;
 use crate::transport::rtnetlink::ipoib::{self, Entry, Ipoib};
 
@@ -35,17 +36,30 @@ pub(super) struct GidArgs {
     /// need, port the port's own one
     #[arg(long, value_name = "alias|port|GID")]
     set: Option<Wanted>,
+    /// Ask the subnet administrator for the GID, if the port does not have it
+    #[arg(long, requires = "set")]
+    ask_sa: bool,
     /// Only print the commands
     #[arg(long, requires = "set")]
     dry_run: bool,
-    /// How long to wait for the carrier, like 1m, before the interface gets its old GID again
+    /// How long to wait for the subnet administrator, and for the carrier before the interface gets its old GID again
     #[arg(long, value_name = "TIME", default_value = "30s", requires = "set", value_parser = super::patience)]
     timeout: Duration,
     /// Directory where sysfs is mounted
     #[arg(long, value_name = "DIR", env = "IBARR_SYS_DIR", default_value = "/sys")]
     sys_dir: PathBuf,
+    /// Directory of device files, such as infiniband/umad0
+    #[arg(long, value_name = "DIR", env = "IBARR_DEV_DIR", default_value = "/dev")]
+    dev_dir: PathBuf,
     #[command(flatten)]
     daemon: Daemon,
+}
+
+impl GidArgs {
+    fn pauses(&self) -> u32 {
+        let pauses = self.timeout.as_millis().div_ceil(PAUSE.as_millis());
+        u32::try_from(pauses).unwrap_or(u32::MAX)
+    }
 }
 
 /// A GID, as a user names it.
@@ -136,19 +150,31 @@ fn print(shown: &InterfaceGid) {
 fn set(args: &GidArgs, wanted: Wanted) -> Result<Body, Failure> {
     let (links, ports) = (interfaces()?, ports::all(&args.sys_dir));
     let link = named(&links, &args.interface)?;
-    let gid = chosen(port_of(&ports, &links, link), link, wanted)?;
-    if gid == link.address.gid() {
+    let Some((port, facts)) = port_of(&ports, &links, link) else {
+        return Err(fail(FailureKind::Absent, format!("the port of {} is not known", link.name)));
+    };
+    let gid = chosen(*port, facts, link, wanted, args.ask_sa)?;
+    let is_there = facts.gids.contains(gid);
+    if is_there && gid == link.address.gid() {
         return Ok(Body::Done { done: format!("{} has {gid} already", link.name) });
+    }
+    if let Some(lid) = gid.alias_lid().filter(|lid| !facts.has_lid(*lid)) {
+        print::error_line(&format!("routers send packets for {gid} to LID {lid}, not to {port}"));
+    }
+    if !is_there {
+        print::error_text(&format!("# ask the subnet administrator of {port} for {gid}"));
+        if !args.dry_run {
+            ask_sa(args, *port, facts, gid)?;
+        }
     }
     let is_child = |of: &&Ipoib| of.parent == Some(link.ifindex);
     let family: Vec<_> = [link].into_iter().chain(links.iter().filter(is_child)).cloned().collect();
     let entries = ipoib::forgotten(&family).map_err(|error| not_listed(&link.name, &error))?;
-    let pauses = args.timeout.as_millis().div_ceil(PAUSE.as_millis());
     let change = Change {
         links: family,
         entries,
         address: link.address.with_gid(gid),
-        pauses: u32::try_from(pauses).unwrap_or(u32::MAX),
+        pauses: args.pauses(),
     };
     if args.dry_run {
         let steps: Vec<_> = change.steps().iter().map(ToString::to_string).collect();
@@ -192,28 +218,34 @@ fn port_of<'a>(
     ports.iter().find(is_own).or_else(|| ports.iter().find(has_gid)).or_else(of_parent)
 }
 
+/// The GID that is wanted. It is in the port's table, or may be asked for.
 fn chosen(
-    port: Option<&(PortName, PortFacts)>,
+    port: PortName,
+    facts: &PortFacts,
     link: &Ipoib,
     wanted: Wanted,
+    may_ask: bool,
 ) -> Result<Gid, Failure> {
     let name = &link.name;
     let absent = |message| fail(FailureKind::Absent, message);
-    let Some((port, facts)) = port else {
-        return Err(absent(format!("the port of {name} is not known")));
-    };
-    let gid = match wanted {
-        Wanted::Port => facts.gids.first(),
-        Wanted::Alias => facts.alias(),
-        Wanted::Gid(gid) => Some(gid).filter(|gid| facts.gids.contains(*gid)),
+    let (what, gid) = match wanted {
+        Wanted::Port => ("a GID of its own".to_owned(), facts.gids.first()),
+        Wanted::Alias => {
+            let by_lid = || {
+                let mut octets = facts.gids.first()?.octets();
+                octets[8..].copy_from_slice(&u64::from(facts.lid?.get()).to_be_bytes());
+                Gid::new(octets).filter(|_| may_ask)
+            };
+            ("an alias GID with its LID".to_owned(), facts.alias().or_else(by_lid))
+        }
+        Wanted::Gid(gid) => {
+            let is_to_have = may_ask || facts.gids.contains(gid);
+            (gid.to_string(), Some(gid).filter(|_| is_to_have))
+        }
     };
     let gid = gid.ok_or_else(|| {
-        let what = match wanted {
-            Wanted::Port => "a GID of its own".to_owned(),
-            Wanted::Alias => "an alias GID with its LID".to_owned(),
-            Wanted::Gid(gid) => gid.to_string(),
-        };
-        absent(format!("port {port} does not have {what}: the subnet manager has to give it"))
+        let remedy = "the subnet manager has to give it (--ask-sa asks for it)";
+        absent(format!("port {port} does not have {what}: {remedy}"))
     })?;
     let now = link.address.gid();
     // `ipoib_check_lladdr` in drivers/infiniband/ulp/ipoib/ipoib_main.c.
@@ -223,6 +255,23 @@ fn chosen(
         )));
     }
     Ok(gid)
+}
+
+/// Has the subnet manager give the port the GID, and waits until the kernel shows it.
+fn ask_sa(args: &GidArgs, port: PortName, facts: &PortFacts, gid: Gid) -> Result<(), Failure> {
+    let dirs = Dirs { sys: args.sys_dir.clone(), dev: args.dev_dir.clone() };
+    let failed = |reason: String| fail(FailureKind::Unreachable, format!("{port}: {reason}"));
+    let opened = ports::open_device(&dirs, port).map_err(|fault| failed(fault.to_string()))?;
+    alias::ask(opened, facts, gid.guid(), args.timeout)
+        .map_err(|error| failed(error.to_string()))?;
+    let has_gid = |(name, facts): &(PortName, PortFacts)| *name == port && facts.gids.contains(gid);
+    for _ in 0..=args.pauses() {
+        if ports::all(&dirs.sys).iter().any(has_gid) {
+            return Ok(());
+        }
+        thread::sleep(PAUSE);
+    }
+    Err(failed(format!("its table does not show {gid}, which the subnet administrator has taken")))
 }
 
 fn not_listed(name: &str, error: &io::Error) -> Failure {
@@ -297,5 +346,81 @@ impl Machine for Kernel {
 
     fn say(&mut self, step: &dyn fmt::Display) {
         print::error_text(&step.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ibarr_common::IfIndex;
+    use ibarr_common::ib::Lid;
+
+    use super::*;
+
+    const OWN: &str = "fec0::1:2:c903:0:1";
+    const ALIAS: &str = "fec0:0:0:1::5";
+
+    fn gid(text: &str) -> Gid {
+        text.parse().unwrap()
+    }
+
+    fn facts(lid: u16, gids: &[&str]) -> PortFacts {
+        let gids = (0..).map(GidIndex).zip(gids.iter().map(|text| gid(text))).collect();
+        PortFacts { lid: Lid::new(lid), gids, ..PortFacts::default() }
+    }
+
+    fn link(ifindex: u32, of: &str) -> Ipoib {
+        let octets = [&[0x80, 0, 2, 8], &gid(of).octets()[..]].concat();
+        Ipoib {
+            ifindex: IfIndex::new(ifindex).unwrap(),
+            name: format!("ib{ifindex}"),
+            address: IpoibHwAddr::parse(&octets).unwrap(),
+            permanent: None,
+            is_up: true,
+            has_carrier: true,
+            parent: None,
+        }
+    }
+
+    #[test]
+    fn gid_is_of_the_port_or_is_asked_for() {
+        let port = "mlx5_0/1".parse().unwrap();
+        let of = |facts: &PortFacts, wanted: &str, may_ask| {
+            let chosen = chosen(port, facts, &link(1, OWN), wanted.parse().unwrap(), may_ask);
+            chosen.map_err(|failure| failure.message)
+        };
+        let (plain, with_alias) = (facts(5, &[OWN]), facts(5, &[OWN, ALIAS]));
+        assert_eq!(of(&with_alias, "alias", false), Ok(gid(ALIAS)));
+        assert_eq!(of(&with_alias, "port", false), Ok(gid(OWN)));
+        assert_eq!(of(&plain, "alias", true), Ok(gid(ALIAS)));
+        let other = "fec0:0:0:1::6";
+        assert_eq!(of(&plain, other, true), Ok(gid(other)));
+        let remedy = "the subnet manager has to give it (--ask-sa asks for it)";
+        for (wanted, what) in [("alias", "an alias GID with its LID"), (other, other)] {
+            let message = format!("port mlx5_0/1 does not have {what}: {remedy}");
+            assert_eq!(of(&plain, wanted, false), Err(message));
+        }
+        // The alias is of an earlier LID.
+        assert!(of(&facts(6, &[OWN, ALIAS]), "alias", false).is_err());
+        assert!(of(&plain, "fec0:0:0:2::5", true).unwrap_err().contains("does not change"));
+        assert!("ib0".parse::<Wanted>().is_err());
+    }
+
+    #[test]
+    fn port_is_that_of_the_permanent_guid_the_gid_or_the_parent() {
+        let other = "fec0::1:2:c903:0:2";
+        let ports = [
+            ("mlx5_0/1".parse().unwrap(), facts(5, &[OWN, ALIAS])),
+            ("mlx5_0/2".parse().unwrap(), facts(6, &[other])),
+        ];
+        let stale = "fec0:0:0:1::4";
+        let of = |links: &[Ipoib], link: &Ipoib| {
+            port_of(&ports, links, link).map(|(port, _)| port.to_string())
+        };
+        assert_eq!(of(&[], &link(1, ALIAS)).unwrap(), "mlx5_0/1");
+        assert_eq!(of(&[], &link(1, stale)), None);
+        let parent = Ipoib { permanent: Some(gid(other).guid()), ..link(1, stale) };
+        assert_eq!(of(&[], &parent).unwrap(), "mlx5_0/2");
+        let child = Ipoib { parent: Some(parent.ifindex), ..link(2, stale) };
+        assert_eq!(of(&[parent], &child).unwrap(), "mlx5_0/2");
     }
 }
