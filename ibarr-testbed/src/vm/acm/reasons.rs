@@ -71,7 +71,9 @@ pub(super) const REASONS: [Reason; 19] = [
     Reason {
         why: "an address may have moved: ibarr remembers its GID for a second",
         explains: |it| {
-            let is_address = it.what.starts_with("10.") || it.what.starts_with("fd00:");
+            // A name is one of an address.
+            let is_address =
+                ["10.", "fd00:", "node"].iter().any(|begin| it.what.starts_with(begin));
             is_address && it.what.ends_with("from memory") && it.is(OK, NO_DATA)
         },
     },
