@@ -159,8 +159,8 @@ pub(super) const LEVELS: &[Level] = &[
     },
     Level {
         name: "nightly",
-        what: "unused dependencies, 1000 more networks, the levels `vm-` on Debian 13's kernel, and the daemon on \
-               Debian 11's and the newest; before each release, and not part of `all`",
+        what: "unused dependencies, 1000 more networks, the levels `vm-` on Debian 13's kernel, and the daemon and \
+               software HCAs on Debian 11's and the newest; before each release, and not part of `all`",
         fast: false,
         budget: Duration::from_hours(1),
         run: nightly,

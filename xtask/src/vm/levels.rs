@@ -55,11 +55,13 @@ pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
     Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE, Some("nightly")))
 }
 
-/// What a node needs first, on the oldest kernel with answers in the kernel and on the newest.
+/// What a node needs first, and the software HCAs beneath, on the oldest kernel with answers in the kernel and on the
+/// newest.
 pub(crate) fn prove_ends(workspace: &Workspace) -> Result<Result<usize>> {
     let mut machines = with_fabric(workspace, &[Version::V5_10, Version::Newest])?;
-    let fabric = Scenario::Run { scenario: Some(Fabric::B) };
-    let scenarios: Vec<_> = responder(4).into_iter().chain([fabric]).collect();
+    let fabric = [Fabric::A, Fabric::B, Fabric::D, Fabric::G];
+    let fabric = fabric.map(|scenario| Scenario::Run { scenario: Some(scenario) });
+    let scenarios: Vec<_> = responder(4).into_iter().chain(fabric).collect();
     Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE, None))
 }
 
