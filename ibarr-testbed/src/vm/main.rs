@@ -57,6 +57,8 @@ fn main() -> ExitCode {
         [_, "run-m"] => silent::run(),
         [_, "run-n"] => subnets::by_lid::run(),
         [_, "cluster"] => cluster::run(),
+        [_, "storage"] => cluster::storage::run(),
+        [_, cluster::storage::writer::NAME, path] => ended(cluster::storage::writer::run(path)),
         [_, "other-guest"] => ended(cluster::other_guest()),
         [_, "service"] => failure(cluster::service()),
         [_, rig::STAND_IN, ..] => cluster::there::stand_for(&arguments[2..]),

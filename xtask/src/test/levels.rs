@@ -484,7 +484,8 @@ fn nightly(bench: &Bench<'_>) -> Result<Outcome> {
     let all = || {
         let newer = vm::prove_newer(bench.workspace)?;
         let ends = vm::prove_ends(bench.workspace)?;
-        Ok(newer.and_then(|held| Ok(held + ends?)))
+        let storage = vm::prove_storage(bench.workspace)?;
+        Ok(newer.and_then(|held| Ok(held + ends? + storage?)))
     };
     proved(all())
 }

@@ -215,6 +215,16 @@ pub(crate) const PERFTEST: Set = Set {
     only: &[],
 };
 
+/// NFS, client and server.
+pub(crate) const NFS: Set = Set {
+    name: "nfs",
+    purpose: "mount.nfs, exportfs and rpc.nfsd, for `vm storage`",
+    programs: &[],
+    packages: &["nfs-common", "nfs-kernel-server"],
+    suites: &[],
+    only: &[],
+};
+
 /// rdma-core's own tests, their library, and Python without what the tests do not use.
 pub(crate) const PYVERBS: Set = Set {
     name: "pyverbs",
@@ -394,6 +404,7 @@ pub(super) const SETS: &[&Set] = &[
     &LINUX_SOURCE,
     &RDMA,
     &PERFTEST,
+    &NFS,
     &PYVERBS,
     &PYVERBS_13,
     &UCX,

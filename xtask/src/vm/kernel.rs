@@ -34,6 +34,19 @@ pub(crate) enum Version {
     Newest,
 }
 
+/// Two guests at once.
+#[derive(Clone, clap::Args)]
+pub(super) struct Pair {
+    /// The kernels of the two guests
+    #[arg(
+        long = "kernels",
+        value_name = "VERSION,VERSION",
+        value_delimiter = ',',
+        default_value = "6.1,6.12"
+    )]
+    pub(super) pair: Vec<Version>,
+}
+
 impl Version {
     /// Those that every scenario runs on.
     pub(super) const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::kernel::Version;
+use super::kernel::{Pair, Version};
 use super::run::Machines;
 use super::{
     DEADLINE, Fabric, Half, LONG_DEADLINE, ODD_RECORDS, RESPONDER, Scenario, all_on_the_fabric,
@@ -75,10 +75,28 @@ pub(crate) fn prove_tutorial(workspace: &Workspace, object: &Path) -> Result<Res
 
 /// Like [`prove`], for two guests at once, with different kernels.
 pub(crate) fn prove_cluster(workspace: &Workspace) -> Result<Result<usize>> {
-    let pair = vec![Version::V6_1, Version::V6_12];
+    let cluster = |pair| Scenario::Cluster(Pair { pair });
+    prove_pair(workspace, [Version::V6_1, Version::V6_12], cluster, Some("vm-cluster"))
+}
+
+/// Storage between two kernels, each of which is the client once.
+pub(crate) fn prove_storage(workspace: &Workspace) -> Result<Result<usize>> {
+    tools::root(workspace, &tools::NFS)?;
+    let storage = |pair| Scenario::Storage(Pair { pair });
+    let older = prove_pair(workspace, [Version::V6_1, Version::V6_12], storage, None)?;
+    let newer = prove_pair(workspace, [Version::V6_12, Version::V6_1], storage, None)?;
+    Ok(older.and_then(|held| Ok(held + newer?)))
+}
+
+fn prove_pair(
+    workspace: &Workspace,
+    pair: [Version; 2],
+    scenario: impl Fn(Vec<Version>) -> Scenario,
+    level: Option<&str>,
+) -> Result<Result<usize>> {
     let mut machines = with_fabric(workspace, &pair)?;
-    let scenarios = [Scenario::Cluster { pair }];
-    Ok(prove_all(workspace, &mut machines, &scenarios, DEADLINE, Some("vm-cluster")))
+    let scenarios = [scenario(pair.to_vec())];
+    Ok(prove_all(workspace, &mut machines, &scenarios, DEADLINE, level))
 }
 
 fn netlink() -> [Scenario; 5] {

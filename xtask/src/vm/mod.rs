@@ -26,9 +26,10 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Subcommand, ValueEnum};
 
 use self::image::Program;
-use self::kernel::Version;
+use self::kernel::{Pair, Version};
 pub(crate) use self::levels::{
-    prove, prove_cluster, prove_ends, prove_newer, prove_rdma, prove_responder, prove_tutorial,
+    prove, prove_cluster, prove_ends, prove_newer, prove_rdma, prove_responder, prove_storage,
+    prove_tutorial,
 };
 use self::qemu::Processors;
 use self::run::{Machines, Prepared};
@@ -84,16 +85,9 @@ enum Scenario {
         scenario: Option<Fabric>,
     },
     /// Two kernels with an HCA each, which a fabric joins
-    Cluster {
-        /// The kernels of the two guests
-        #[arg(
-            long = "kernels",
-            value_name = "VERSION,VERSION",
-            value_delimiter = ',',
-            default_value = "6.1,6.12"
-        )]
-        pair: Vec<Version>,
-    },
+    Cluster(Pair),
+    /// NVMe and NFS over RDMA between two kernels, while the server's address moves to another port
+    Storage(Pair),
     /// What requests of ACM cost that memory answers, with ibarr and with ibacm: `bench acm`
     AcmSpeed,
     /// How long addresses and routes take, with ibarr, ibacm and the kernel alone: `run c`
@@ -275,8 +269,12 @@ const CLUSTER_MODULES: &[&str] = &["virtio_net", "brd", "nvme_rdma", "nvmet_rdma
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let versions = match (&args.scenario, &args.kernels[..]) {
-        (Scenario::Cluster { pair }, []) if pair.len() == 2 => &pair[..],
-        (Scenario::Cluster { .. }, _) => bail!("vm cluster: write --kernels with two versions"),
+        (Scenario::Cluster(Pair { pair }) | Scenario::Storage(Pair { pair }), named) => {
+            match &pair[..] {
+                two @ [_, _] if named.is_empty() => two,
+                _ => bail!("vm: two guests need --kernels with two versions"),
+            }
+        }
         (Scenario::Shell, []) => &[Version::V6_1],
         (_, []) => &Version::ALL,
         (_, named) => named,
@@ -327,9 +325,11 @@ fn prove_all(
         machines.build_module(workspace)?;
     }
     let mut table = Table::default();
-    if let [scenario @ Scenario::Cluster { .. }] = scenarios {
+    if let [scenario @ (Scenario::Cluster(_) | Scenario::Storage(_))] = scenarios {
         let mut other = prepare(workspace, scenario)?;
-        (other.name, other.reports) = ("cluster-other", false);
+        let is_cluster = matches!(scenario, Scenario::Cluster(_));
+        other.name = if is_cluster { "cluster-other" } else { "storage-other" };
+        other.reports = false;
         other.command = [image::INIT, "other-guest"].map(str::to_owned).to_vec();
         prepared.push(other);
         machines.run_both(&prepared, deadline, &mut table)?;
@@ -375,11 +375,14 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             prepare_run(workspace, scenario, &built, &mut prepared)?;
         }
         Scenario::Timings => prepare_run(workspace, Fabric::C, &built, &mut prepared)?,
-        Scenario::Cluster { .. } => {
-            rig::prepare(workspace, "cluster", &built, &mut prepared)?;
+        Scenario::Cluster(_) | Scenario::Storage(_) => {
+            let is_cluster = matches!(scenario, Scenario::Cluster(_));
+            let name = if is_cluster { "cluster" } else { "storage" };
+            rig::prepare(workspace, name, &built, &mut prepared)?;
             rig::with_package(workspace, &mut prepared)?;
-            rig::with_perftest(workspace, &mut prepared)?;
             prepared.later = CLUSTER_MODULES;
+            let more = if is_cluster { rig::with_perftest } else { rig::with_nfs };
+            more(workspace, &mut prepared)?;
             prepared.processors = Processors::One;
         }
         Scenario::AcmSpeed | Scenario::RxeSpeed => {

@@ -96,7 +96,8 @@ caguid=0x0211220000100020
 Ca 1 \"J\"
 ";
 
-/// The fabric of two guests: A and the router R are in the first, B in the other.
+/// The fabric of two guests: A and the router R are in the first, B in the other. B has a second port, for addresses
+/// that move.
 const CLUSTER: &str = "\
 Switch 8 \"S1\"
 [1] \"A\"[1]
@@ -105,11 +106,12 @@ Switch 8 \"S1\"
 
 Switch 8 \"S2\"
 [2] \"B\"[1]
+[3] \"B\"[2]
 [4] \"R\"[2]
 
 Ca 1 \"A\"
 
-Ca 1 \"B\"
+Ca 2 \"B\"
 
 Ca 2 \"R\"
 ";
@@ -165,6 +167,12 @@ const FILES: &[(&str, &str)] = &[
     ),
     ("/etc/libibverbs.d/ipathverbs.driver", "driver ipathverbs\n"),
     ("/etc/hosts", "127.0.0.1 localhost\n10.1.0.1 node1\n10.1.0.2 node2\n10.2.0.1 node3\n"),
+    // The transports of NFS's programs (netconfig(5)).
+    (
+        "/etc/netconfig",
+        "udp tpi_clts v inet udp - -\ntcp tpi_cots_ord v inet tcp - -\nlocal tpi_cots_ord - loopback - - -\n",
+    ),
+    ("/etc/services", "nfs 2049/tcp\nnfs 2049/udp\nnfsrdma 20049/tcp\n"),
     ("/etc/passwd", "root:x:0:0::/:\nibarr:x:900:900::/:\n"),
     ("/etc/group", "root:x:0:\nibarr:x:900:\n"),
     // Directories into which OpenSM and ibacm write.
@@ -203,6 +211,16 @@ pub(super) fn with_perftest(workspace: &Workspace, prepared: &mut Prepared) -> R
         "ib_write_bw",
         "ib_write_lat",
     ] {
+        prepared.programs.extend(libraries::program(&root, name)?);
+    }
+    Ok(())
+}
+
+/// Gives the guest NFS, client and server, beside NVMe.
+pub(super) fn with_nfs(workspace: &Workspace, prepared: &mut Prepared) -> Result<()> {
+    prepared.later = &["virtio_net", "brd", "nvme_rdma", "nvmet_rdma", "nfsv4", "nfsd", "rpcrdma"];
+    let root = tools::root(workspace, &tools::NFS)?;
+    for name in ["exportfs", "mount.nfs", "rpc.mountd", "rpc.nfsd"] {
         prepared.programs.extend(libraries::program(&root, name)?);
     }
     Ok(())

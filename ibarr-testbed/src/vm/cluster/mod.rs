@@ -14,7 +14,7 @@
 
 mod faults;
 mod other;
-mod storage;
+pub(crate) mod storage;
 pub(crate) mod there;
 mod two_hosts;
 
@@ -122,7 +122,7 @@ fn prove(report: &mut Report, cluster: &mut Cluster) {
         report.claim(&claim, perftest(program, [B, A], FAR[0], options));
     }
     report.claim("ibarr answered all that both kernels asked", cluster.answered());
-    report.claim("NVMe over RDMA stores a file on the other kernel", storage::file());
+    report.claim("NVMe over RDMA stores blocks on the other kernel", storage::disk());
     report.claim("nothing was lost, and nothing was sent twice", nothing_lost());
     faults::prove(report, cluster);
 }

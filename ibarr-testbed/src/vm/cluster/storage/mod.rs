@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! `vm storage`: a client writes to storage of the other kernel, whose port loses its link and whose address moves to
+//! its second port.
+//!
+//! The same is done with `ibarr`, with an `ibarr` that always asks, as the C original does, and inside an IP subnet,
+//! where the kernel resolves alone. What was written is compared with what the server has.
+
+mod nfs;
+mod nvme;
+pub(crate) mod writer;
+
+use std::fmt;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use self::writer::Writer;
+use super::{B_PORT, Cluster, FAR, FIRST, R, link, other, there};
+use crate::report::Report;
+use crate::rig::{self, Place, eventually, ip};
+
+const B_SECOND: &str = "ibtun0/ports/2";
+
+/// An address of storage, and the interface whose neighbour entry follows it.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    address: &'static str,
+    learns: (Place, &'static str),
+}
+
+const ACROSS: Way = Way { address: "10.2.0.50", learns: (R, "ib2") };
+const INSIDE: Way = Way { address: "10.1.0.50", learns: (Place::Here, "ib0") };
+
+/// How many blocks are written before the link fails, and after storage is back.
+const ENOUGH: usize = 10;
+/// How long the address has no owner.
+const TAKEOVER: Duration = Duration::from_secs(1);
+pub(crate) fn run() -> ExitCode {
+    let mut report = Report::default();
+    let linked = link(FIRST).and_then(|()| eventually(other::boot).map(drop));
+    report.claim("the guests have a link", linked);
+    if let Some(mut cluster) = report.claim("the cluster stands", Cluster::up()) {
+        prove(&mut report, &mut cluster);
+        report.claim("the other kernel has not started again", cluster.is_the_same());
+    }
+    // The other guest ends before it can answer.
+    let _ = rig::run(Place::Other, &[there::END]);
+    report.end()
+}
+
+fn prove(report: &mut Report, cluster: &mut Cluster) {
+    report.claim("ibarr of the package runs on both kernels", cluster.start_daemons());
+    report.claim("the server has two ports in its IP subnet", second_port());
+    report.claim("it exports a disk and a directory", nvme::listen().and_then(|()| nfs::export()));
+    for who in Who::ALL {
+        report.claim(&format!("{who} is the one who resolves"), cluster.resolves(who));
+        for storage in [Storage::Nvme, Storage::Nfs] {
+            let claim = format!("{storage}, {who}: writing goes on, and no byte differs");
+            // A round that has failed does not leave all as it was.
+            let Some(pause) = report.claim(&claim, storage.round(who.way())) else { return };
+            Report::figure(format_args!(
+                "{storage}, {who}: a pause of {:.1} s",
+                pause.as_secs_f64()
+            ));
+        }
+    }
+}
+
+/// The same without a fault, by NVMe at an address that stays.
+pub(super) fn disk() -> Result<()> {
+    nvme::listen()?;
+    let writer = Writer::begin(nvme::connect(FAR[0])?)?;
+    writer.stores(ENOUGH)?;
+    writer.end(nvme::DISK)?;
+    nvme::disconnect()?;
+    nvme::remove()
+}
+
+/// Who finds the GID.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Who {
+    Ibarr,
+    AlwaysAsks,
+    KernelAlone,
+}
+
+impl Who {
+    const ALL: [Self; 3] = [Self::Ibarr, Self::AlwaysAsks, Self::KernelAlone];
+
+    fn way(self) -> Way {
+        if self == Self::KernelAlone { INSIDE } else { ACROSS }
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ibarr => "ibarr",
+            Self::AlwaysAsks => "an ibarr that always asks",
+            Self::KernelAlone => "the kernel alone",
+        })
+    }
+}
+
+impl Cluster {
+    fn resolves(&mut self, who: Who) -> Result<()> {
+        match who {
+            Who::Ibarr => Ok(()),
+            Who::AlwaysAsks => {
+                let here = self.here.as_ref().context("no daemon here")?;
+                here.reconfigure("[client]\nfresh-for = \"0s\"\n")
+            }
+            Who::KernelAlone => {
+                let here = self.here.take().context("no daemon here")?;
+                here.stop()?;
+                one_subnet()
+            }
+        }
+    }
+}
+
+/// Both interfaces of the server are in one IP subnet, and each has a way back to the client.
+fn second_port() -> Result<()> {
+    rig::is_active(Place::Other, B_SECOND)?;
+    // Each interface answers for its own addresses, and one without carrier has no routes.
+    for setting in ["arp_ignore", "ignore_routes_with_linkdown"] {
+        rig::write(Place::Other, &format!("/proc/sys/net/ipv4/conf/all/{setting}"), "1")?;
+    }
+    rig::set_up(Place::Other, "ib1", ["10.2.0.3/24", "fd00:2::3/64"])?;
+    rig::is_up(Place::Other, "ib1")?;
+    ip(Place::Other, "route append 10.1.0.0/24 via 10.2.0.254 dev ib1 metric 200").map(drop)
+}
+
+/// Moves the server into the client's IP subnet.
+fn one_subnet() -> Result<()> {
+    for (name, address) in [("ib0", "10.1.0.3"), ("ib1", "10.1.0.4")] {
+        ip(Place::Other, &format!("address flush dev {name}"))?;
+        ip(Place::Other, &format!("address add {address}/24 dev {name}"))?;
+    }
+    Ok(())
+}
+
+impl Way {
+    fn gives(self, name: &str) -> Result<()> {
+        ip(Place::Other, &format!("address add {}/32 dev {name}", self.address))?;
+        // As gratuitous ARP does it.
+        let (place, device) = self.learns;
+        ip(place, &format!("neighbour flush to {} dev {device}", self.address)).map(drop)
+    }
+
+    fn takes(self, name: &str) -> Result<()> {
+        ip(Place::Other, &format!("address del {}/32 dev {name}", self.address)).map(drop)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Storage {
+    Nvme,
+    Nfs,
+}
+
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nvme => "NVMe over RDMA",
+            Self::Nfs => "NFS over RDMA",
+        })
+    }
+}
+
+impl Storage {
+    /// The longest pause of a client that writes while the address moves. Afterwards all is as before.
+    fn round(self, way: Way) -> Result<Duration> {
+        way.gives("ib0")?;
+        let (client, server) = match self {
+            Self::Nvme => (nvme::connect(way.address)?, nvme::DISK),
+            Self::Nfs => (nfs::mount(way.address)?, nfs::FILE),
+        };
+        let writer = Writer::begin(client)?;
+        let moved = Self::moves(way, &writer);
+        if moved.is_err() && self == Self::Nfs {
+            // A process that waits for its storage cannot be killed.
+            nfs::give_up()?;
+        }
+        moved?;
+        let pause = writer.end(server)?;
+        match self {
+            Self::Nvme => nvme::disconnect()?,
+            Self::Nfs => nfs::unmount()?,
+        }
+        fault("on")?;
+        way.takes("ib1")?;
+        rig::is_active(Place::Other, B_PORT)?;
+        rig::is_up(Place::Other, "ib0")?;
+        Ok(pause)
+    }
+
+    fn moves(way: Way, writer: &Writer) -> Result<()> {
+        writer.stores(ENOUGH)?;
+        fault("off")?;
+        thread::sleep(TAKEOVER);
+        way.takes("ib0")?;
+        way.gives("ib1")?;
+        // The first ones may have been on their way before.
+        writer.stores(2 * ENOUGH)
+    }
+}
+
+fn fault(state: &str) -> Result<()> {
+    rig::run(Place::Here, &["ibfab", "fault", "cable", "B", state]).map(drop)
+}
