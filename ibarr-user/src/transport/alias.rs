@@ -33,30 +33,6 @@ pub enum AliasError {
     Refused(u16),
 }
 
-/// The first free entry in the first block of a port's table.
-fn free(facts: &PortFacts) -> Option<u8> {
-    (1..8).find(|&entry| facts.gids.entries().all(|(GidIndex(index), _)| index != u16::from(entry)))
-}
-
-/// SubnAdmSet(GUIDInfoRecord) for one entry of the first block (IBA volume 1, 15.2.5.18).
-fn request(lid: Lid, entry: u8, guid: Guid) -> Mad {
-    const SET: u8 = 2;
-    const GUID_INFO_RECORD: u16 = 0x30;
-    // LID, block number, and one of eight GUIDs.
-    let components: u64 = 1 | 1 << 1 | 1 << (4 + entry);
-    let mut octets = [0; mad::LEN];
-    // Version 1, class SubnAdm, its version 2.
-    octets[..4].copy_from_slice(&[1, 3, 2, SET]);
-    // Any transaction will do: this agent has but one.
-    octets[8..16].copy_from_slice(&1_u64.to_be_bytes());
-    octets[16..18].copy_from_slice(&GUID_INFO_RECORD.to_be_bytes());
-    octets[48..56].copy_from_slice(&components.to_be_bytes());
-    octets[56..58].copy_from_slice(&lid.get().to_be_bytes());
-    let place = 64 + 8 * usize::from(entry);
-    octets[place..place + 8].copy_from_slice(&guid.get().to_be_bytes());
-    Mad::from_octets(octets)
-}
-
 /// Asks for a GUID, and waits for the answer. The port has the GID a moment later.
 ///
 /// # Errors
@@ -91,6 +67,30 @@ pub fn ask(
             _ => Err(AliasError::Silent),
         }
     })
+}
+
+/// The first free entry in the first block of a port's table.
+fn free(facts: &PortFacts) -> Option<u8> {
+    (1..8).find(|&entry| facts.gids.entries().all(|(GidIndex(index), _)| index != u16::from(entry)))
+}
+
+/// SubnAdmSet(GUIDInfoRecord) for one entry of the first block (IBA volume 1, 15.2.5.18).
+fn request(lid: Lid, entry: u8, guid: Guid) -> Mad {
+    const SET: u8 = 2;
+    const GUID_INFO_RECORD: u16 = 0x30;
+    // LID, block number, and one of eight GUIDs.
+    let components: u64 = 1 | 1 << 1 | 1 << (4 + entry);
+    let mut octets = [0; mad::LEN];
+    // Version 1, class SubnAdm, its version 2.
+    octets[..4].copy_from_slice(&[1, 3, 2, SET]);
+    // Any transaction will do: this agent has but one.
+    octets[8..16].copy_from_slice(&1_u64.to_be_bytes());
+    octets[16..18].copy_from_slice(&GUID_INFO_RECORD.to_be_bytes());
+    octets[48..56].copy_from_slice(&components.to_be_bytes());
+    octets[56..58].copy_from_slice(&lid.get().to_be_bytes());
+    let place = 64 + 8 * usize::from(entry);
+    octets[place..place + 8].copy_from_slice(&guid.get().to_be_bytes());
+    Mad::from_octets(octets)
 }
 
 #[cfg(test)]

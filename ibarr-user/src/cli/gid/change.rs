@@ -411,7 +411,7 @@ mod tests {
         let mut fake = Fake::of(&change);
         // The new address, then the second entry in each attempt to make it again.
         fake.fails.insert(3);
-        fake.fails.extend((14..30).step_by(1));
+        fake.fails.extend(14..30);
         let error = change.run(&mut fake).unwrap_err();
         assert!(
             matches!(&error, ChangeError::NotUndone { left, .. } if !left.is_empty()),
