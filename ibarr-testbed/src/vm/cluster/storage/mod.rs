@@ -34,7 +34,8 @@ struct Way {
 const ACROSS: Way = Way { address: "10.2.0.50", learns: (R, "ib2") };
 const INSIDE: Way = Way { address: "10.1.0.50", learns: (Place::Here, "ib0") };
 
-/// How many blocks are written before the link fails, and after storage is back.
+/// How many blocks are written before the link fails, and after storage is back: so few that those of the pause are
+/// not written again.
 const ENOUGH: usize = 10;
 /// How long the address has no owner.
 const TAKEOVER: Duration = Duration::from_secs(1);
@@ -172,7 +173,7 @@ impl fmt::Display for Storage {
 }
 
 impl Storage {
-    /// The longest pause of a client that writes while the address moves. Afterwards all is as before.
+    /// How long the pauses are of a client that writes while the address moves. Afterwards all is as before.
     fn round(self, way: Way) -> Result<Duration> {
         way.gives("ib0")?;
         let (client, server) = match self {
@@ -204,8 +205,7 @@ impl Storage {
         thread::sleep(TAKEOVER);
         way.takes("ib0")?;
         way.gives("ib1")?;
-        // The first ones may have been on their way before.
-        writer.stores(2 * ENOUGH)
+        writer.stores(ENOUGH)
     }
 }
 

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::process;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -23,8 +24,11 @@ pub(crate) const NAME: &str = "storage-writer";
 const BLOCK: usize = 64 << 10;
 const BLOCKS: usize = 32;
 
-/// Once this file is there, the writer ends after its last block.
+/// Once this file is there, the writer ends, if it has stored each block.
 const END: &str = "/run/storage-end";
+/// A longer time without a stored block is a pause.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// What it has written.
 const WRITTEN: &str = "/run/storage-written";
 
@@ -36,14 +40,16 @@ pub(crate) fn run(path: &str) -> Result<()> {
     let mut file = options.open(path).with_context(|| path.to_owned())?;
     let began = Instant::now();
     let mut content = vec![0; BLOCK * BLOCKS];
-    for (number, place) in (1_u64..).zip((0..BLOCKS).cycle()) {
-        let at = place * BLOCK;
+    for number in 1_usize.. {
+        let at = number % BLOCKS * BLOCK;
         let block = &mut content[at..][..BLOCK];
-        block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&number.to_be_bytes()));
+        // Other than those of earlier writers, too.
+        let word = number << 32 | usize::try_from(process::id())?;
+        block.chunks_exact_mut(8).for_each(|place| place.copy_from_slice(&word.to_be_bytes()));
         file.seek(SeekFrom::Start(at.try_into()?))?;
         file.write_all(block)?;
         println!("{}", began.elapsed().as_millis());
-        if place == BLOCKS - 1 && Path::new(END).exists() {
+        if number >= BLOCKS && Path::new(END).exists() {
             break;
         }
     }
@@ -71,11 +77,12 @@ impl Writer {
         })
     }
 
-    /// Ends it, and returns its longest pause. Both ends must have what it has written.
+    /// Ends it, and returns how long its pauses were. Both ends must have what it has written last to each place.
     pub(super) fn end(self, server: &str) -> Result<Duration> {
         let stored = self.stored()?;
-        let pauses = stored.windows(2).map(|two| two[1].saturating_sub(two[0]));
-        let pause = pauses.max().context("nothing was written")?;
+        let gaps =
+            stored.windows(2).map(|two| Duration::from_millis(two[1].saturating_sub(two[0])));
+        let pause = gaps.filter(|gap| *gap > PAUSE).sum();
         fs::write(END, "")?;
         let Self { process, path } = self;
         let status = process.wait(PATIENCE)?;
@@ -86,7 +93,7 @@ impl Writer {
         ensure!(stored == wanted, "the server has other bytes");
         let read = nvme::sum(Place::Here, path, BLOCK * BLOCKS)?;
         ensure!(read == wanted, "other bytes are read back");
-        Ok(Duration::from_millis(pause))
+        Ok(pause)
     }
 
     /// When its blocks were stored, in milliseconds.
