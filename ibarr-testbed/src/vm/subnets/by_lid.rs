@@ -25,6 +25,8 @@ use crate::rig::{
 /// No FLID: bits 32 to 47 are 0.
 const PREFIXES: [u64; 2] = [0xfec0_0000_0000_0001, 0xfec0_0000_0000_0002];
 
+const FAR_IPV6: &str = "fd00:2::1";
+
 const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(crate) fn run() -> ExitCode {
@@ -87,6 +89,9 @@ fn prove(report: &mut Report) {
     );
     report.claim("udaddy exchanges datagrams", pair("udaddy", B, FAR));
     report.claim("ucmatose connects", pair("ucmatose", B, FAR));
+    report.claim("IPv6: rping and udaddy connect, too", {
+        ipv6().and_then(|()| rping(B, FAR_IPV6)).and_then(|()| pair("udaddy", B, FAR_IPV6))
+    });
     report
         .claim("the daemon gives others the path between the aliases", gives_path(&here, aliases));
     report.claim("both interfaces go back, and children in another partition take the aliases", {
@@ -202,6 +207,17 @@ fn is_not_told(own: &str) -> Result<()> {
     });
     client.kill()?;
     refused
+}
+
+/// The first address of `ib0` is there since it was furnished.
+fn ipv6() -> Result<()> {
+    rig::write(R, "/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
+    let others = [(R, "ib3", "fd00:1::fe"), (R, "ib4", "fd00:2::fe"), (B, "ib2", FAR_IPV6)];
+    for (place, name, address) in others {
+        ip(place, &format!("address add {address}/64 dev {name} nodad"))?;
+    }
+    ip(Place::Here, "route add fd00:2::/64 via fd00:1::fe")?;
+    ip(B, "route add fd00:1::/64 via fd00:2::fe").map(drop)
 }
 
 fn gives_path(here: &Ibarr, [ours, theirs]: [Gid; 2]) -> Result<()> {
