@@ -18,7 +18,7 @@ use crate::report::Report;
 use crate::rig::{B, Ibarr, N, Place, Rig};
 
 /// The configuration of the daemon that serves.
-const SERVE: &str = "[acm]\nserve = \"full\"\n";
+pub(crate) const SERVE: &str = "[acm]\nserve = \"full\"\n";
 
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();

@@ -14,7 +14,7 @@ use ibarr_user::control::messages::Request;
 use serde_json::{Value, json};
 
 use super::{
-    A_PORT, B_PORT, CHILD_ROUTES, FAR, FAR_CHILD, INTERFACES, NEAR, ROUTES, Subnets, alias,
+    A_PORT, B_PORT, CHILD_ROUTES, FAR, FAR_CHILD, INTERFACES, NEAR, ROUTES, Subnets, alias, by_acm,
     connection, gid, lid, routes, set,
 };
 use crate::report::Report;
@@ -89,8 +89,12 @@ fn prove(report: &mut Report) {
     );
     report.claim("udaddy exchanges datagrams", pair("udaddy", B, FAR));
     report.claim("ucmatose connects", pair("ucmatose", B, FAR));
+    report.claim("ACM: ucmatose connects by AF_IB between the aliases", by_acm(&here, aliases));
     report.claim("IPv6: rping and udaddy connect, too", {
-        ipv6().and_then(|()| rping(B, FAR_IPV6)).and_then(|()| pair("udaddy", B, FAR_IPV6))
+        ipv6()
+            .and_then(|()| answers(&here, Place::Here, FAR_IPV6, theirs))
+            .and_then(|()| rping(B, FAR_IPV6))
+            .and_then(|()| pair("udaddy", B, FAR_IPV6))
     });
     report
         .claim("the daemon gives others the path between the aliases", gives_path(&here, aliases));

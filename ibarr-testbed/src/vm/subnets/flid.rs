@@ -16,7 +16,7 @@ use ibarr_common::ib::PKey;
 
 use super::{
     A_PORT, A_SECOND, B_PORT, CHILD_ROUTES, FAR, FAR_CHILD, INTERFACES, NEAR, ROUTER_LIDS, ROUTES,
-    Subnets, alias, connection, gid, lid, routes,
+    Subnets, alias, by_acm, connection, gid, lid, routes,
 };
 use crate::report::Report;
 use crate::rig::{self, B, Caller, Ibarr, Place, eventually, ip, rping, spawn};
@@ -45,6 +45,9 @@ fn prove(report: &mut Report, subnets: &mut Subnets) {
     let (Some(here), Some(_there)) = (here, there) else { return };
     report.claim("the kernel's path leaves the subnet", leaves(&here));
     report.claim("an RC connection between the subnets goes by both FLIDs", by_flids());
+    report.claim("ACM: ucmatose connects by AF_IB between both ports' GIDs", {
+        gid(A_PORT).and_then(|ours| by_acm(&here, [ours, gid(B_PORT)?]))
+    });
     report.claim("so it does in a second partition", partition());
     report.claim(
         "the managers give ports four LIDs each, and a service level",

@@ -22,8 +22,9 @@ use std::fs;
 use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::{Gid, Lid, PKey};
 
+use crate::acm::SERVE;
 use crate::init;
-use crate::rig::{self, B, Place, Process, R, capture, eventually, ip, spawn};
+use crate::rig::{self, B, Ibarr, Place, Process, R, capture, eventually, ip, pair, spawn};
 
 /// A LID of the router's port in each subnet.
 const ROUTER_LIDS: [u16; 2] = [0x42, 0x52];
@@ -192,4 +193,17 @@ fn connection(made: impl FnOnce() -> Result<()>) -> Result<Vec<Seen>> {
         })
     });
     seen.collect()
+}
+
+/// librdmacm asks `ibarr` here by ACM, and connects by AF_IB between these GIDs.
+fn by_acm(here: &Ibarr, gids: [Gid; 2]) -> Result<()> {
+    here.reconfigure(SERVE)?;
+    let before = here.count("acm.requests")?;
+    let seen = connection(|| pair("ucmatose", B, FAR))?;
+    ensure!(here.count("acm.requests")? > before, "librdmacm does not ask");
+    for gid in gids {
+        let sent = seen.iter().filter(|one| one.sgid == gid).count();
+        ensure!(sent > 0 && seen.iter().all(|one| gids.contains(&one.sgid)), "{gid}: {seen:?}");
+    }
+    here.reconfigure("")
 }
