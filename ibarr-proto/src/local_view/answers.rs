@@ -69,14 +69,14 @@ impl LocalView {
         }
     }
 
-    /// The answer to a request of the kernel, if its target is an address of this node. An ifindex that is neither an
-    /// interface of IPoIB here nor one that the configuration names comes from another network namespace, where the
-    /// address may be another node's: it gets only GIDs that the configuration gives.
-    pub fn lookup_for_kernel(&self, question: Question) -> Option<Outcome> {
+    /// Whether the kernel may have what [`Self::lookup`] says. A request by an ifindex that is neither an interface of
+    /// IPoIB here nor one that the configuration names comes from another network namespace, where the address may be
+    /// another node's: it gets only GIDs that the configuration gives.
+    pub fn tells_kernel(&self, question: Question) -> bool {
         let is_here =
             |egress| self.inventory.link(egress).is_some_and(|link| self.is_on_fabric(link));
         let is_fixed = || self.config.static_gids.lookup(question.target()).is_some();
-        self.lookup(question).filter(|_| question.egress().is_none_or(is_here) || is_fixed())
+        question.egress().is_none_or(is_here) || is_fixed()
     }
 
     /// Whether the kernel may ask by this interface: one of IPoIB, or one that the configuration names or gives a GID.

@@ -307,10 +307,8 @@ impl Node {
         match event {
             requests::Event::LookUp(request) => {
                 let client::Request { caller, question, .. } = request.request;
-                let own = match caller {
-                    Caller::Kernel => self.view.lookup_for_kernel(question),
-                    _ => self.view.lookup(question),
-                };
+                let is_told = || caller != Caller::Kernel || self.view.tells_kernel(question);
+                let own = self.view.lookup(question).filter(|_| is_told());
                 self.requests.handle_input(now, requests::Input::LookedUp(request, own));
             }
             requests::Event::Recall(request) => {

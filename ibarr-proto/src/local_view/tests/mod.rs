@@ -227,12 +227,10 @@ fn own_address_is_no_answer_to_another_namespace() {
     story.link(ib(5, 1)).add(5, "10.1.0.1").link(ethernet).add(6, "172.17.0.1");
     let told = |target: &str, egress| {
         let question = Question::new(ip(target), egress).unwrap();
-        let found = |outcome| match outcome {
-            Outcome::Found { gid, .. } => gid == self::gid(1),
-            _ => false,
-        };
+        let found = |outcome| matches!(outcome, Outcome::Found { gid, .. } if gid == self::gid(1));
         let of = |outcome: Option<Outcome>| outcome.map(found);
-        (of(story.view.lookup(question)), of(story.view.lookup_for_kernel(question)))
+        let own = story.view.lookup(question);
+        (of(own), of(own.filter(|_| story.view.tells_kernel(question))))
     };
     let gid_known = (Some(true), Some(true));
     assert_eq!(told("10.1.0.1", Some(index(5))), gid_known);
