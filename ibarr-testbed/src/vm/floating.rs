@@ -25,7 +25,7 @@ use nix::unistd::Pid;
 
 use crate::report::Report;
 use crate::rig::{
-    self, B, Caller, INTERFACES, Ibarr, Interface, N, Place, Process, R, Rig, eventually, ip,
+    self, B, Caller, INTERFACES, Ibarr, Interface, N, Place, Process, R, Rig, Who, eventually, ip,
     is_listening, spawn,
 };
 
@@ -126,36 +126,6 @@ impl fmt::Display for Event {
     }
 }
 
-/// Who finds the GID.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Who {
-    Ibarr,
-    AlwaysAsks,
-    KernelAlone,
-}
-
-impl Who {
-    const ALL: [Self; 3] = [Self::Ibarr, Self::AlwaysAsks, Self::KernelAlone];
-
-    fn config(self) -> &'static str {
-        if self == Self::AlwaysAsks { "[client]\nfresh-for = \"0s\"\n" } else { "" }
-    }
-
-    fn way(self) -> Way {
-        if self == Self::KernelAlone { INSIDE } else { ACROSS }
-    }
-}
-
-impl fmt::Display for Who {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ibarr => "ibarr",
-            Self::AlwaysAsks => "an ibarr that always asks",
-            Self::KernelAlone => "the kernel alone",
-        })
-    }
-}
-
 /// An address, its two owners, and the interface whose neighbour entry follows a move.
 #[derive(Clone, Copy, Debug)]
 struct Way {
@@ -240,7 +210,7 @@ impl Scene {
 
     /// Connections before, during and after the event, in turn. Afterwards all is as before.
     fn round(&mut self, event: Event, who: Who) -> Result<Round> {
-        let way = who.way();
+        let way = way_of(who);
         self.serve()?;
         self.here.reconfigure(who.config())?;
         way.gives(0)?;
@@ -359,7 +329,7 @@ impl Round {
     /// connection has failed.
     fn attempt(&mut self, event: Event, who: Who, moved: Option<(Instant, Gid)>) -> Result<bool> {
         let began = Instant::now();
-        let address = who.way().address;
+        let address = way_of(who).address;
         let is_late = moved.is_some_and(|(at, _)| at.elapsed() >= FRESH);
         if event == Event::MovedToSlow && who != Who::KernelAlone {
             for address in FAST {
@@ -425,6 +395,11 @@ fn connect(address: &str) -> Result<()> {
     // It exits with 0 when it is rejected, too.
     ensure!(said.contains("ping data: rdma-ping-"), "{said}");
     Ok(())
+}
+
+/// Inside an IP subnet the kernel resolves alone.
+fn way_of(who: Who) -> Way {
+    if who == Who::KernelAlone { INSIDE } else { ACROSS }
 }
 
 fn fault(words: &[&str]) -> Result<()> {

@@ -6,6 +6,7 @@ mod caller;
 mod ibarr;
 mod nudges;
 mod query;
+mod who;
 
 use anyhow::{Result, bail};
 use ibarr_testbed::lab::netns;
@@ -15,6 +16,7 @@ pub(crate) use self::caller::Caller;
 pub(crate) use self::ibarr::{Ibarr, bpf_dir};
 pub(crate) use self::nudges::survive_nudges;
 pub(crate) use self::query::query;
+pub(crate) use self::who::Who;
 
 /// Does `work` at a place. Sockets that it makes stay there.
 pub(crate) fn inside<T: Send>(place: Place, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {

@@ -20,7 +20,7 @@ use anyhow::{Context as _, Result};
 use self::writer::Writer;
 use super::{B_PORT, Cluster, FAR, FIRST, R, link, other, there};
 use crate::report::Report;
-use crate::rig::{self, Place, eventually, ip};
+use crate::rig::{self, Place, Who, eventually, ip};
 
 const B_SECOND: &str = "ibtun0/ports/2";
 
@@ -39,6 +39,7 @@ const INSIDE: Way = Way { address: "10.1.0.50", learns: (Place::Here, "ib0") };
 const ENOUGH: usize = 10;
 /// How long the address has no owner.
 const TAKEOVER: Duration = Duration::from_secs(1);
+
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
     let linked = link(FIRST).and_then(|()| eventually(other::boot).map(drop));
@@ -61,7 +62,7 @@ fn prove(report: &mut Report, cluster: &mut Cluster) {
         for storage in [Storage::Nvme, Storage::Nfs] {
             let claim = format!("{storage}, {who}: writing goes on, and no byte differs");
             // A round that has failed does not leave all as it was.
-            let Some(pause) = report.claim(&claim, storage.round(who.way())) else { return };
+            let Some(pause) = report.claim(&claim, storage.round(way_of(who))) else { return };
             Report::figure(format_args!(
                 "{storage}, {who}: a pause of {:.1} s",
                 pause.as_secs_f64()
@@ -80,30 +81,9 @@ pub(super) fn disk() -> Result<()> {
     nvme::remove()
 }
 
-/// Who finds the GID.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Who {
-    Ibarr,
-    AlwaysAsks,
-    KernelAlone,
-}
-
-impl Who {
-    const ALL: [Self; 3] = [Self::Ibarr, Self::AlwaysAsks, Self::KernelAlone];
-
-    fn way(self) -> Way {
-        if self == Self::KernelAlone { INSIDE } else { ACROSS }
-    }
-}
-
-impl fmt::Display for Who {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ibarr => "ibarr",
-            Self::AlwaysAsks => "an ibarr that always asks",
-            Self::KernelAlone => "the kernel alone",
-        })
-    }
+/// Inside an IP subnet the kernel resolves alone.
+fn way_of(who: Who) -> Way {
+    if who == Who::KernelAlone { INSIDE } else { ACROSS }
 }
 
 impl Cluster {
@@ -112,7 +92,7 @@ impl Cluster {
             Who::Ibarr => Ok(()),
             Who::AlwaysAsks => {
                 let here = self.here.as_ref().context("no daemon here")?;
-                here.reconfigure("[client]\nfresh-for = \"0s\"\n")
+                here.reconfigure(who.config())
             }
             Who::KernelAlone => {
                 let here = self.here.take().context("no daemon here")?;

@@ -10,7 +10,7 @@ use crate::rig::{self, Place};
 pub(super) const FILE: &str = "/srv/export/file";
 const MOUNTED: &str = "/run/mounted/file";
 
-/// As docs/storage.md has it.
+/// As docs/storage.md has it, with files and mounts that Debian's package makes. A file system in memory needs `fsid`.
 const EXPORT: &str = "
     mkdir -p /srv/export /var/lib/nfs/v4recovery
     touch /etc/exports /var/lib/nfs/etab /var/lib/nfs/rmtab
