@@ -24,4 +24,5 @@ pub mod sys;
 #[cfg(test)]
 mod tests;
 pub mod transport;
+mod units;
 mod whole_file;

@@ -168,7 +168,8 @@ pub enum KernelSilent {
     NotAllowed,
     #[error(
         "this is not the first network namespace, and the kernel accepts answers only from that one: run \
-         the daemon there (nsenter --net=/proc/1/ns/net); until then ibarr does not answer the kernel"
+         the daemon there (nsenter --net=/proc/1/ns/net), or with --no-local-service if it shall only answer \
+         the peers of this one; until then ibarr does not answer the kernel"
     )]
     OtherNamespace,
     #[error("the inherited socket was closed at its other end")]

@@ -171,7 +171,7 @@ pub enum Closed {
     /// The kernel refuses our messages. Neither the network namespace of a process nor its capabilities change
     /// by themselves.
     Refused,
-    /// An inherited stand-in for the kernel is gone, and cannot be opened again.
+    /// There will be none: an inherited stand-in for the kernel is gone, or the daemon does not answer the kernel.
     ForGood,
 }
 

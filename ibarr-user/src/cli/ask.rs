@@ -3,7 +3,6 @@
 //! Commands that send one request to the daemon and print the answer.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -16,7 +15,7 @@ use super::{Daemon, Exit, print};
 use crate::control::messages::{
     Answer, Body, CacheEntry, Failure, FailureKind, Millis, Request, Target,
 };
-use crate::process::RUN_DIR;
+use crate::units::unit_of;
 
 /// How long systemd may take to say why the service has ended.
 const SYSTEMD: Duration = Duration::from_millis(400);
@@ -48,22 +47,23 @@ pub(super) fn show(body: Body, is_json: bool) -> Exit {
 /// Adds what systemd knows of the service, as the last line.
 pub(super) fn with_reason(mut failure: Failure, daemon: &Daemon) -> Failure {
     if failure.kind == FailureKind::Unreachable
-        && daemon.run_dir == Path::new(RUN_DIR)
-        && let Some(shown) = of_service("ActiveState,Result,StatusText,ExecMainStatus")
-        && let Some(reason) = reason_of_the_end(&shown)
+        && let Some(unit) = unit_of(&daemon.run_dir)
+        && let Some(shown) = of_service(&unit, "ActiveState,Result,StatusText,ExecMainStatus")
+        && let Some(reason) = reason_of_the_end(&unit, &shown)
     {
         failure.message = format!("{}\n{reason}", failure.message);
     }
     failure
 }
 
-/// Properties of the service, if systemd answers soon.
-pub(super) fn of_service(properties: &str) -> Option<String> {
+/// Properties of a service, if systemd answers soon.
+pub(super) fn of_service(unit: &str, properties: &str) -> Option<String> {
     let (sender, shown) = mpsc::channel();
+    let unit = unit.to_owned();
     let properties = format!("--property={properties}");
     thread::spawn(move || {
         let mut systemctl = Command::new("systemctl");
-        systemctl.args(["show", &properties, "ibarr.service"]);
+        systemctl.args(["show", &properties, "--", &unit]);
         let output = systemctl.stdin(Stdio::null()).stderr(Stdio::null()).output();
         // An answer that comes too late has no receiver.
         drop(sender.send(output));
@@ -72,13 +72,13 @@ pub(super) fn of_service(properties: &str) -> Option<String> {
 }
 
 /// Why the service does not run. systemd forgets the last words of a service when it starts it again.
-fn reason_of_the_end(shown: &str) -> Option<String> {
+fn reason_of_the_end(unit: &str, shown: &str) -> Option<String> {
     let value =
         |name: &str| shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     let (result, words) = (value("Result")?, value("StatusText").unwrap_or_default());
     let status = value("ExecMainStatus").unwrap_or_default();
     let reason = match (result, value("ActiveState")?) {
-        ("success", "activating") => return Some("ibarr.service is starting".to_owned()),
+        ("success", "activating") => return Some(format!("{unit} is starting")),
         ("success", _) => return None,
         ("exit-code", _) if !words.is_empty() => words.to_owned(),
         ("exit-code", _) => format!("exit status {status}"),
@@ -88,7 +88,7 @@ fn reason_of_the_end(shown: &str) -> Option<String> {
         ("oom-kill", _) => "the kernel ended it, because memory was short".to_owned(),
         (other, _) => other.to_owned(),
     };
-    Some(format!("ibarr.service has ended: {reason}"))
+    Some(format!("{unit} has ended: {reason}"))
 }
 
 /// Prints the whole client cache, ordered by address. An address that the daemon learns again
@@ -197,10 +197,11 @@ pub(super) fn fail(failure: Failure, json: bool) -> Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::SERVICE;
 
     #[test]
     fn service_that_does_not_run_is_explained_in_one_sentence() {
-        let reason = |shown: &str| reason_of_the_end(&shown.replace(' ', "\n"));
+        let reason = |shown: &str| reason_of_the_end(SERVICE, &shown.replace(' ', "\n"));
         let ended = |text: &str| Some(format!("ibarr.service has ended: {text}"));
         for (shown, expected) in [
             ("ActiveState=failed Result=exit-code StatusText=a:1:1:x", ended("a:1:1:x")),

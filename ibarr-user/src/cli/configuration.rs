@@ -17,6 +17,7 @@ use crate::causes::Fault;
 use crate::config::{self, Absent, Config, Error, Mistake, Serve, Setting};
 use crate::control::messages::{Body, Failure, FailureKind, Request};
 use crate::regular_file::{self, Link};
+use crate::units::SERVICE;
 
 /// Reports every mistake in `file`, in standard input if it is `-`, or in the configuration, and what the daemon will
 /// not find. The configuration itself, and the files that it names, are read with the rights of the daemon.
@@ -57,7 +58,7 @@ pub(super) fn validate(file: Option<PathBuf>, json: bool) -> Exit {
 
 /// Takes the rights of the daemon's user, if this is root. Returns why they could not be taken.
 fn become_the_daemon() -> Result<Option<String>, Failure> {
-    let shown = ask::of_service("LoadState,User");
+    let shown = ask::of_service(SERVICE, "LoadState,User");
     let Some(name) = user_of_daemon(shown.as_deref()) else { return Ok(None) };
     let become_it = || {
         // getpwnam(3) may report a missing user as an error, as it does without /etc/passwd.

@@ -11,7 +11,7 @@ use clap::Args;
 use super::{Daemon, Exit, ask, import, patience};
 use crate::control::messages::{Body, MetricsForm, Request};
 use crate::metrics::exporter::{self, export};
-use crate::process;
+use crate::units::RUN_DIR;
 use crate::whole_file;
 
 #[derive(Args, Debug)]
@@ -32,7 +32,7 @@ pub(super) struct ExporterArgs {
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9792")]
     listen: SocketAddr,
     /// Directory of the daemon's control socket
-    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = process::RUN_DIR)]
+    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
     /// How long to wait for the daemon to answer, less than the scraper waits
     #[arg(long = "daemon-timeout", value_name = "TIME", default_value = "5s", value_parser = patience)]

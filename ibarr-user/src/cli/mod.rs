@@ -24,7 +24,8 @@ mod top;
 mod trace;
 mod verify;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -51,6 +52,7 @@ use crate::daemon;
 use crate::logging::{self, Level, Sink};
 use crate::process::{self, RunOptions};
 use crate::transport::ports::Dirs;
+use crate::units;
 pub use exit::Exit;
 
 /// Path of the configuration file; without the file, the defaults apply.
@@ -256,9 +258,14 @@ enum Command {
 
 #[derive(Args, Debug)]
 struct RunArgs {
-    /// Configuration file [default: /etc/ibarr/ibarr.toml, if it is there]
-    #[arg(long, value_name = "FILE")]
+    /// Configuration file; one with a minus before it, like -/etc/x.toml, may be absent [default:
+    /// -/etc/ibarr/ibarr.toml]
+    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
     config: Option<PathBuf>,
+    /// Do not answer the kernel's requests, as in another network namespace than the machine's first, from which the
+    /// kernel takes no answers
+    #[arg(long)]
+    no_local_service: bool,
     /// What to log: 0 all, 1 info, 2 warnings, 3 errors, or a filter like ibarr=debug [default: as configured, or 1]
     #[arg(short, long = "log", visible_alias = "level", value_name = "LEVEL")]
     level: Option<Level>,
@@ -266,7 +273,7 @@ struct RunArgs {
     #[arg(long, value_enum, value_name = "PLACE", default_value_t)]
     log_to: Sink,
     /// Directory of the control socket
-    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = process::RUN_DIR)]
+    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = units::RUN_DIR)]
     run_dir: PathBuf,
     /// Directory on a bpffs of the maps and links that outlive the daemon
     #[arg(long, value_name = "DIR", env = "IBARR_BPF_DIR", default_value = bpf::BPF_DIR)]
@@ -285,7 +292,7 @@ struct RunArgs {
 #[derive(Args, Clone, Debug)]
 struct Daemon {
     /// Directory of the daemon's control socket
-    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = process::RUN_DIR)]
+    #[arg(long, value_name = "DIR", env = "IBARR_RUN_DIR", default_value = units::RUN_DIR)]
     run_dir: PathBuf,
     /// How long to wait for the daemon to answer, like 5s [default: 30s, and 1500ms for status]
     #[arg(long = "daemon-timeout", value_name = "TIME", value_parser = patience)]
@@ -378,6 +385,15 @@ fn place(file: Option<PathBuf>) -> (PathBuf, Absent) {
     file.map_or_else(|| (CONFIG.into(), Absent::Allowed), |file| (file, Absent::Refused))
 }
 
+/// The same, but it may be absent if a minus is before it, as systemd.exec(5) has it.
+fn as_in_a_unit(file: Option<PathBuf>) -> (PathBuf, Absent) {
+    let (file, absent) = place(file);
+    match file.as_os_str().as_bytes().strip_prefix(b"-") {
+        Some(path) => (OsStr::from_bytes(path).into(), Absent::Allowed),
+        None => (file, absent),
+    }
+}
+
 fn timeout(text: &str) -> Result<Duration, String> {
     let timeout = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     let is_fit = Duration::from_millis(1) <= timeout && timeout <= Request::MAX_TIMEOUT;
@@ -392,10 +408,11 @@ fn patience(text: &str) -> Result<Duration, String> {
 }
 
 fn run(args: RunArgs) -> Exit {
-    let (config, absent) = place(args.config);
+    let (config, absent) = as_in_a_unit(args.config);
     let options = RunOptions {
         config,
         absent,
+        local_service: !args.no_local_service,
         run_dir: args.run_dir,
         bpf_dir: args.bpf_dir,
         dirs: Dirs { sys: args.sys_dir, dev: args.dev_dir },
@@ -469,6 +486,20 @@ mod tests {
         let cli = Cli::try_parse_from(["ibarr", "-l", "3", "--config", "x.toml"]).unwrap();
         assert!(cli.command.is_none());
         assert_eq!(cli.run.config, Some("x.toml".into()));
+    }
+
+    #[test]
+    fn configuration_may_be_absent_by_default_or_after_a_minus() {
+        let place = |words: &[&str]| {
+            let cli = Cli::try_parse_from([&["ibarr", "run"], words].concat()).unwrap();
+            let Some(Command::Run(args)) = cli.command else { panic!("{words:?}") };
+            as_in_a_unit(args.config)
+        };
+        assert_eq!(place(&[]), (CONFIG.into(), Absent::Allowed));
+        assert_eq!(place(&["--config", "x.toml"]), ("x.toml".into(), Absent::Refused));
+        for words in [&["--config=-/etc/x.toml"][..], &["--config", "-/etc/x.toml"]] {
+            assert_eq!(place(words), ("/etc/x.toml".into(), Absent::Allowed));
+        }
     }
 
     #[test]

@@ -180,7 +180,8 @@ impl Engine {
         let now = clock::now();
         let snapshots =
             Snapshots::new(now, keeper, config.snapshot.clone(), config.paths.max_cached);
-        let socket = ls::LocalService::start(local_service, Arc::clone(&counters));
+        let socket =
+            ls::LocalService::start(options.local_service, local_service, Arc::clone(&counters));
         let mut engine = Self {
             node: Node::new(options.node(&config), setup.rng),
             inputs,

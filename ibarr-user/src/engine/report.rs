@@ -24,6 +24,7 @@ use crate::control::messages::{
     ControlStatus, Elapsed, FailedReload, InterfaceStatus, LocalServiceStatus, Millis, NudgeState,
     PathRequests, ResponderStatus, SlowPeer, Status, UsersStatus,
 };
+use crate::transport::local_service::SocketState;
 
 /// Logs a change of this node's answers.
 pub(super) fn log(node: &Node, event: &Event) {
@@ -138,7 +139,10 @@ impl Engine {
         };
         LocalServiceStatus {
             state,
-            blocked: blocked.map(|why| why.to_string()),
+            blocked: match state {
+                SocketState::Off => Some("it was started with --no-local-service".to_owned()),
+                _ => blocked.map(|why| why.to_string()),
+            },
             waiting: self.node.local_service().load().waiting,
             nudges,
             nudge_interface,

@@ -21,9 +21,6 @@ pub use self::signals::hold_hangups;
 pub(crate) use self::signals::{Command, Signals, release_hangups};
 pub(crate) use self::systemd::{Systemd, Until, report_failure};
 
-/// The default directory of the control socket.
-pub const RUN_DIR: &str = "/run/ibarr";
-
 /// The arguments of the daemon.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
@@ -31,6 +28,8 @@ pub struct RunOptions {
     pub config: PathBuf,
     /// Whether a missing file is an error; otherwise it means the defaults.
     pub absent: Absent,
+    /// Whether it answers the kernel's requests.
+    pub local_service: bool,
     /// Directory of the control socket.
     pub run_dir: PathBuf,
     /// Directory of the pins.

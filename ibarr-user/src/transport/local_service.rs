@@ -38,6 +38,8 @@ pub(crate) struct LocalService {
 enum State {
     Open(Socket, Option<watch::Receiver<Option<Vec<Listener>>>>),
     Closed(KernelSilent, Closed),
+    /// The daemon is told not to ask for requests.
+    Off,
 }
 
 /// An event of the socket.
@@ -61,16 +63,25 @@ ibarr_common::words! {
         Inherited = "inherited",
         /// The kernel sends no requests.
         Closed = "closed",
+        /// The daemon was started with `--no-local-service`, and asks for no requests.
+        Off = "off",
     }
 }
 
 impl LocalService {
-    /// Uses the `inherited` socket, or opens one. Must be called within a runtime.
-    pub(crate) fn start(inherited: Option<OwnedFd>, counters: Arc<Counters>) -> Self {
-        let state = State::Closed(KernelSilent::NoRdma, Closed::Failed);
+    /// Uses the `inherited` socket, or opens one; does neither if it is not `wanted`. Must be called within a runtime.
+    pub(crate) fn start(wanted: bool, inherited: Option<OwnedFd>, counters: Arc<Counters>) -> Self {
         let inherits = inherited.is_some();
-        let mut this = Self { state, inherited: inherits, reason: None, unsent: None, counters };
+        let mut this =
+            Self { state: State::Off, inherited: inherits, reason: None, unsent: None, counters };
         match inherited.map(Socket::adopt) {
+            // A copy that systemd keeps would stay in the group, and callers would wait for it.
+            Some(Ok(socket)) if !wanted => {
+                if let Err(error) = socket.leave() {
+                    warn!(%error, "local service: cannot leave the kernel's group");
+                }
+            }
+            _ if !wanted => {}
             None => this.open(),
             Some(Ok(socket)) => this.opened(socket),
             Some(Err(error)) => this.close(KernelSilent::Failed(error.into()), Closed::Failed),
@@ -95,6 +106,7 @@ impl LocalService {
                 Input::Opened { port_id: socket.port_id(), is_member }
             }
             State::Closed(_, why) => Input::Closed(*why),
+            State::Off => Input::Closed(Closed::ForGood),
         }
     }
 
@@ -137,6 +149,7 @@ impl LocalService {
             State::Open(..) if self.inherited => (SocketState::Inherited, None),
             State::Open(..) => (SocketState::Open, None),
             State::Closed(reason, _) => (SocketState::Closed, Some(reason.clone())),
+            State::Off => (SocketState::Off, None),
         }
     }
 
@@ -163,7 +176,7 @@ impl LocalService {
     pub(crate) fn quiet(&self) -> Option<Quiet> {
         match &self.state {
             State::Open(socket, _) => Some(socket.quiet()),
-            State::Closed(..) => None,
+            State::Closed(..) | State::Off => None,
         }
     }
 
@@ -247,5 +260,17 @@ fn refused(errno: Errno) -> KernelSilent {
         Errno::EPERM => KernelSilent::NotAllowed,
         Errno::EINVAL => KernelSilent::OtherNamespace,
         errno => KernelSilent::Failed(fault!("the kernel refuses our messages: {errno}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_that_is_not_wanted_is_never_opened_and_no_failure() {
+        let service = LocalService::start(false, None, Arc::default());
+        assert!(matches!(service.state(), Input::Closed(Closed::ForGood)));
+        assert_eq!(service.status(), (SocketState::Off, None));
     }
 }

@@ -36,12 +36,10 @@ use tracing::debug;
 use super::directory::{Directory, Kind};
 use super::names::{self, LINKS, MARK, OurLink, Top};
 use crate::sys::bpf::detach_pinned_link;
+use crate::units::{SERVICE, unit_of};
 
 /// Files that the kernel itself makes in the root of each bpffs (kernel/bpf/inode.c).
 const OF_THE_KERNEL: [&str; 2] = ["maps.debug", "progs.debug"];
-
-/// Where the packaged unit has its directory of pins.
-const OF_THE_UNIT: &str = "/run/ibarr";
 
 /// Why the directory of pins cannot be used.
 #[derive(Debug, Error)]
@@ -102,12 +100,15 @@ pub enum Error {
     Io(PathBuf, #[source] io::Error),
 }
 
-/// Below the packaged unit's run directory, it is a bind of what systemd-tmpfiles makes.
+/// Below the run directory of a unit of the package, it is a bind of what systemd-tmpfiles or the unit makes.
 fn to_have_a_bpffs(path: &Path) -> String {
-    if path.starts_with(OF_THE_UNIT) {
-        return "systemd-tmpfiles --create ibarr.conf && systemctl restart ibarr".to_owned();
+    match unit_of(path).as_deref() {
+        Some(SERVICE) => {
+            "systemd-tmpfiles --create ibarr.conf && systemctl restart ibarr".to_owned()
+        }
+        Some(unit) => format!("mount -t bpf bpf /sys/fs/bpf; systemctl restart {unit}"),
+        None => format!("mount -t bpf bpf {}", path.display()),
     }
-    format!("mount -t bpf bpf {}", path.display())
 }
 
 /// Stands before the error.

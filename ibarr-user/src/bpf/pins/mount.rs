@@ -80,6 +80,8 @@ mod tests {
         let remedy = |path| super::super::to_have_a_bpffs(Path::new(path));
         let of_unit = "systemd-tmpfiles --create ibarr.conf && systemctl restart ibarr";
         assert_eq!(remedy("/run/ibarr/bpf"), of_unit);
+        let of_namespace = "mount -t bpf bpf /sys/fs/bpf; systemctl restart ibarr@blue.service";
+        assert_eq!(remedy("/run/ibarr-netns/blue/bpf"), of_namespace);
         assert_eq!(remedy("/mnt/pins"), "mount -t bpf bpf /mnt/pins");
     }
 
