@@ -15,7 +15,7 @@ use ibarr_common::ib::DeviceName;
 use ibarr_proto::paths::{PortEvent, PortName};
 use tokio::sync::mpsc;
 
-use super::ports::Poke;
+use super::ports::{OF_OTHERS, Poke};
 use crate::causes::{Fault, fault};
 use crate::sys::verbs::{Context, Happened, Library, NoLibrary};
 
@@ -188,9 +188,8 @@ impl Listen for Context<'_> {
 fn why_not(error: &io::Error) -> Fault {
     let remedy = match error.raw_os_error() {
         Some(libc::ENOSYS | libc::ENOENT) => ": load the module ib_uverbs",
-        Some(libc::EACCES | libc::EPERM) => {
-            ": let the daemon read and write /dev/infiniband/uverbs*"
-        }
+        Some(libc::EACCES) => ": let the daemon read and write /dev/infiniband/uverbs*",
+        Some(libc::EPERM) => OF_OTHERS,
         _ => "",
     };
     fault!("libibverbs cannot open it: {error}{remedy}")

@@ -318,14 +318,19 @@ pub(crate) fn open_device(dirs: &Dirs, name: PortName) -> Result<Opened, Fault> 
 }
 
 fn remedy(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::PermissionDenied => {
+    match error.raw_os_error() {
+        Some(libc::EACCES) => {
             ": the package's udev rule gives it to the user ibarr; for a device that was there \
              before: udevadm trigger -c change -s infiniband_mad"
         }
+        Some(libc::EPERM) => OF_OTHERS,
         _ => "",
     }
 }
+
+/// For `EPERM` of a device file (`rdma_dev_access_netns` in drivers/infiniband/core/device.c, and cgroups).
+pub(crate) const OF_OTHERS: &str = ": the HCA is another network namespace's (rdma system show, rdma dev show), or \
+     the unit forbids the device (DeviceAllow=)";
 
 #[cfg(test)]
 mod tests {
@@ -462,6 +467,7 @@ mod tests {
     #[test]
     fn missing_right_has_a_remedy() {
         assert!(remedy(&io::Error::from_raw_os_error(libc::EACCES)).contains("udevadm trigger"));
+        assert!(remedy(&io::Error::from_raw_os_error(libc::EPERM)).contains("network namespace"));
         assert_eq!(remedy(&io::Error::from_raw_os_error(libc::ENXIO)), "");
     }
 
