@@ -16,6 +16,7 @@ mod health;
 mod journal;
 mod kernel;
 mod metrics;
+mod namespaces;
 mod node;
 mod package;
 mod pages;

@@ -194,7 +194,7 @@ impl Node {
     /// The log of the unit.
     pub(crate) fn journal(&self) -> String {
         // The journal may still have to read the last words of a daemon that has ended.
-        let line = "journalctl --sync; journalctl --no-pager --output=cat --unit=ibarr --unit=ibarr.socket";
+        let line = "journalctl --sync; journalctl --no-pager --output=cat --unit=ibarr --unit=ibarr.socket --unit='ibarr@*'";
         let output = self.run(line);
         String::from_utf8_lossy(&output.stdout).into_owned()
     }

@@ -9,23 +9,31 @@ use crate::node::{GID, Node};
 #[test]
 fn purged_package_leaves_nothing_but_its_user() {
     let node = Node::boot();
-    let list = "cd / && find etc usr var/lib run sys/fs/bpf -xdev | LC_ALL=C sort";
-    let before = node.ok(list);
+    let before = files(&node);
     node.install();
     node.ok("systemctl enable --now ibarr");
     assert_eq!(node.ask(), Some(GID.parse().unwrap()));
     node.ok("touch /etc/ibarr/ibarr.d/site.toml /var/lib/ibarr/paths");
     node.ok("dpkg --purge ibarr");
     assert_eq!(node.ask(), None, "no program and no filter is left");
-    let after = node.ok(list);
-    let left: Vec<_> =
-        after.lines().filter(|name| !before.lines().any(|was| was == *name)).collect();
-    let left: Vec<_> = left.into_iter().filter(|name| !is_of_others(name)).collect();
-    assert_eq!(left, [""; 0]);
-    let pins = fs::read_dir(node.bpffs()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(left(&node, &before), [""; 0]);
+}
+
+/// Everything where a package puts something.
+pub(crate) fn files(node: &Node) -> String {
+    node.ok("cd / && find etc usr var/lib run sys/fs/bpf -xdev | LC_ALL=C sort")
+}
+
+/// What is there besides the files `before`, and all pins.
+pub(crate) fn left(node: &Node, before: &str) -> Vec<String> {
+    let after = files(node);
+    let new = after.lines().filter(|name| !before.lines().any(|was| was == *name));
+    let new = new.filter(|name| !is_of_others(name)).map(str::to_owned);
+    let pins = fs::read_dir(node.bpffs()).unwrap();
+    let pins = pins.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
     // The kernel has files of its own there.
-    let pins: Vec<_> = pins.filter(|name| !name.to_string_lossy().ends_with(".debug")).collect();
-    assert_eq!(pins, [""; 0]);
+    let is_of_kernel = |name: &String| ["maps.debug", "progs.debug"].contains(&name.as_str());
+    new.chain(pins.filter(|name| !is_of_kernel(name))).collect()
 }
 
 /// What dpkg, systemd and the user database keep for themselves.

@@ -68,7 +68,7 @@ fn exposure_of_each_unit_is_at_most_what_was_reached() {
 fn units_of_the_package_have_no_mistakes() {
     let node = Node::installed();
     let units = node.ok("dpkg --listfiles ibarr | grep ^/usr/lib/systemd/system/");
-    assert_eq!(units.lines().count(), 8, "{units}");
+    assert_eq!(units.lines().count(), 9, "{units}");
     let units = units.replace('\n', " ");
     let verified = node.run(&format!("systemd-analyze verify --man=no {units}"));
     assert!(verified.status.success() && verified.stderr.is_empty(), "{}", said(&verified));

@@ -178,6 +178,7 @@ pub(crate) fn deb(workspace: &Workspace) -> Result<PathBuf> {
 /// Files of the checkout, their places in the package, and their modes.
 const FILES: &[(&str, &str, u32)] = &[
     ("pkg/ibarr.service", "usr/lib/systemd/system/ibarr.service", 0o644),
+    ("pkg/ibarr@.service", "usr/lib/systemd/system/ibarr@.service", 0o644),
     ("pkg/ibarr.socket", "usr/lib/systemd/system/ibarr.socket", 0o644),
     ("pkg/ibarr-acm.socket", "usr/lib/systemd/system/ibarr-acm.socket", 0o644),
     ("pkg/ibarr-port.service", "usr/lib/systemd/system/ibarr-port.service", 0o644),
@@ -195,8 +196,8 @@ const FILES: &[(&str, &str, u32)] = &[
 /// The configuration as the package has it. Each format has its own way to put it into `etc/ibarr`.
 const CONFIGURATION: &str = "usr/share/ibarr/ibarr.toml";
 
-/// For the site's own files.
-const DROP_INS: &str = "etc/ibarr/ibarr.d";
+/// For the site's own files: those of the daemon, and those of other network namespaces' daemons.
+const OF_THE_SITE: [&str; 2] = ["etc/ibarr/ibarr.d", "etc/ibarr/netns"];
 
 /// Names of the C original, and what they lead to.
 const LINKS: &[(&str, &str)] = &[
@@ -284,7 +285,7 @@ impl<'a> Content<'a> {
             let content = fs::read(checkout.join(from)).with_context(|| (*from).to_owned())?;
             write(&root.join(to), &content, *mode)?;
         }
-        make_dir(&root.join(DROP_INS))?;
+        OF_THE_SITE.iter().try_for_each(|directory| make_dir(&root.join(directory)))?;
         for (link, target) in LINKS {
             let link = root.join(link);
             make_dir(link.parent().context("a link in a directory")?)?;
@@ -448,5 +449,40 @@ mod tests {
         let expected = r#".TH "IBARR" "8" "" "ibarr 1.0.0" "System administration""#;
         assert_eq!(heading(title, "1.0.0").as_deref(), Some(expected));
         assert_eq!(heading("# NAME", "1.0.0"), None);
+    }
+
+    /// What a daemon of another network namespace does otherwise than the machine's own, or not at all.
+    const OF_THE_NAMESPACE: [&str; 14] = [
+        "Also",
+        "AssertPathExists",
+        "Before",
+        "BindPaths",
+        "Description",
+        "ExecReload",
+        "ExecStart",
+        "ExecStartPre",
+        "NetworkNamespacePath",
+        "RuntimeDirectory",
+        "Sockets",
+        "StateDirectory",
+        "WantedBy",
+        "Wants=remote-fs-pre.target",
+    ];
+
+    #[test]
+    fn unit_of_a_namespace_is_otherwise_that_of_the_machine() {
+        let checkout = Workspace::find().expect("a checkout");
+        let settings = |unit: &str| {
+            let text = fs::read_to_string(checkout.root().join("pkg").join(unit)).expect(unit);
+            let is_shared = |line: &&str| {
+                let key = line.split('=').next().unwrap_or_default();
+                let is_other = OF_THE_NAMESPACE.iter().any(|other| *other == key || other == line);
+                !line.is_empty() && !line.starts_with('#') && !is_other
+            };
+            text.lines().filter(is_shared).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let shared = settings("ibarr.service");
+        assert!(shared.len() > 40, "{shared:?}");
+        assert_eq!(settings("ibarr@.service"), shared);
     }
 }

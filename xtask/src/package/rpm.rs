@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::{CONFIGURATION, Content, DROP_INS, files, glibc, write};
+use super::{CONFIGURATION, Content, OF_THE_SITE, files, glibc, write};
 use crate::process;
 use crate::tools;
 
@@ -76,7 +76,8 @@ pub(super) fn make(content: &Content<'_>) -> Result<PathBuf> {
 /// The lines of `%files`: each file with its mode, as root's.
 fn list(root: &Path) -> Result<String> {
     let mut lines = vec!["%defattr(-,root,root,-)".to_owned()];
-    lines.extend(["%dir /etc/ibarr".to_owned(), format!("%dir /{DROP_INS}")]);
+    lines.push("%dir /etc/ibarr".to_owned());
+    lines.extend(OF_THE_SITE.map(|directory| format!("%dir /{directory}")));
     for file in files(root)? {
         let file = format!("/{}", file.to_str().context("a file's name is not UTF-8")?);
         let kind = match file.as_str() {
