@@ -153,9 +153,17 @@ static int ibtun_dereg_mr(struct ib_mr *mr, struct ib_udata *udata)
 	return ibtun_rdmavt.dereg_mr(mr, udata);
 }
 
-/* Called before anybody can use the HCA: rdmavt has given it its functions, which we wrap. */
+/*
+ * Called before anybody can use the HCA, in each namespace: rdmavt has given it
+ * its functions, which we wrap once.
+ */
 int ibtun_trace_calls(struct ib_device *ibdev)
 {
+	if (ibdev->ops.post_send == ibtun_post_send) {
+		/* rdmavt never forgets that a port had its QPs 0 and 1. */
+		ib_to_rvt(ibdev)->qp_dev->qpn_table.flags = 0;
+		return 0;
+	}
 	ibtun_rdmavt = ibdev->ops;
 #ifdef IBTUN_CORE_ALLOCATES_QP
 	ibdev->ops.create_qp = ibtun_create_qp;

@@ -277,6 +277,37 @@ static const struct ib_device_ops ibtun_ops = {
 #endif
 };
 
+static bool ibtun_movable;
+module_param_named(movable, ibtun_movable, bool, 0644);
+MODULE_PARM_DESC(movable, "New HCAs can be moved to network namespaces, and programs cannot map queues");
+
+/* A program that has mapped nothing has nothing to give back. */
+static void ibtun_disassociate(struct ib_ucontext *context)
+{
+}
+
+/* rdmavt frees what is mapped by way of the context, which a move ends. */
+static int ibtun_refuse_mmap(struct ib_ucontext *context, struct vm_area_struct *vma)
+{
+	return -EOPNOTSUPP;
+}
+
+static const struct ib_device_ops ibtun_movable_ops = {
+	.disassociate_ucontext = ibtun_disassociate,
+	.mmap = ibtun_refuse_mmap,
+};
+
+/* rdmavt's own, which it would use after a move has ended them. We send by none. */
+static void ibtun_end_agents(struct rvt_dev_info *rdi)
+{
+	unsigned int index;
+
+	for (index = 0; index < rdi->dparms.nports; index++) {
+		ib_unregister_mad_agent(rdi->ports[index]->send_agent);
+		rdi->ports[index]->send_agent = NULL;
+	}
+}
+
 static void ibtun_init_limits(struct rvt_driver_params *params, const struct ibtun_create *create)
 {
 	params->props = (struct ib_device_attr) {
@@ -417,9 +448,13 @@ struct ibtun_hca *ibtun_hca_create(struct ibtun_create *create)
 	for (number = 1; number <= create->ports; number++)
 		ibtun_port_init(hca, number, create->port_guid[number - 1]);
 	ib_set_device_ops(&rdi->ibdev, &ibtun_ops);
+	if (ibtun_movable)
+		ib_set_device_ops(&rdi->ibdev, &ibtun_movable_ops);
 	err = rvt_register_device(rdi);
 	if (err)
 		goto free;
+	if (rdi->ibdev.ops.disassociate_ucontext)
+		ibtun_end_agents(rdi);
 	return hca;
 free:
 	ibtun_hca_free(hca);

@@ -14,6 +14,7 @@ mod hello;
 mod join;
 mod like_c;
 mod ls;
+mod namespaces;
 mod next_hops;
 mod no_ipv6;
 mod operator;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         [_, "run-l"] => rails::run(),
         [_, "run-m"] => silent::run(),
         [_, "run-n"] => subnets::by_lid::run(),
+        [_, "run-p"] => namespaces::run(),
         [_, "cluster"] => cluster::run(),
         [_, "storage"] => cluster::storage::run(),
         [_, cluster::storage::writer::NAME, path] => ended(cluster::storage::writer::run(path)),

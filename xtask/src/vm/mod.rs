@@ -182,6 +182,8 @@ enum Fabric {
     N,
     /// UCX, libfabric, and the tests of Debian 13's rdma-core
     O,
+    /// HCAs belong to network namespaces, and one is moved
+    P,
     /// the commands of ibtun's README, and ibfab up
     Tutorial,
 }
@@ -205,6 +207,7 @@ impl Fabric {
             Self::M => "run-m",
             Self::N => "run-n",
             Self::O => "run-o",
+            Self::P => "run-p",
             Self::Tutorial => "run-tutorial",
         }
     }

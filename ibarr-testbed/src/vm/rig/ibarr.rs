@@ -137,7 +137,10 @@ impl Ibarr {
         let files = ["--config", &config, "--run-dir", &run_dir, "--bpf-dir", &bpf_dir];
         let notify = format!("/run/ibarr-{name}.notify");
         let variable = format!("NOTIFY_SOCKET={notify}");
-        let words = [&["busybox", "env", &variable], by, &["ibarr", "run"], &files[..]].concat();
+        // As ibarr@NAME.service does.
+        let off = matches!(place, Place::Netns(_)).then_some("--no-local-service");
+        let words = [&["busybox", "env", &variable], by, &["ibarr", "run"], off.as_slice(), &files];
+        let words = words.concat();
         let _ = fs::remove_file(&notify);
         let socket = UnixDatagram::bind(&notify).context(notify.clone())?;
         fs::set_permissions(&notify, Permissions::from_mode(0o666)).context(notify)?;
