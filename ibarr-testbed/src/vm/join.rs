@@ -11,7 +11,7 @@ use ibarr_user::transport::rtnetlink::LOOPBACK;
 
 use crate::report::Report;
 use crate::rig::{self, B, Ibarr, Place, Rig, pair, rping, survive_nudges};
-use crate::{next_hops, operator};
+use crate::{namespaces, next_hops, operator};
 
 /// Addresses behind the router.
 pub(crate) const FAR_V4: &str = "10.2.0.1";
@@ -63,6 +63,7 @@ fn prove(report: &mut Report) {
         by_program,
     );
     operator::prove(report, &here);
+    namespaces::prove_shared(report, &here, &there);
     report.claim("both daemons are still there", here.stop().and_then(|()| there.stop()));
     report.claim("without ibarr IPv4 across the router is refused again", is_refused(FAR_V4));
 }

@@ -44,6 +44,15 @@ pub(crate) fn run() -> ExitCode {
     report.end()
 }
 
+/// In the scenario of `vm run b`, where all namespaces share all HCAs.
+pub(crate) fn prove_shared(report: &mut Report, here: &Ibarr, there: &Ibarr) {
+    report.claim("a program in a namespace connects by the router that is here, too", resolves(N));
+    let claim = "it gets no own address of this machine, which is another node's there";
+    report.claim(claim, own_address_is_not_told(here));
+    let claim = "a daemon in a namespace names no fault, and asks the subnet administrator";
+    report.claim(claim, query(N, FAR_V4, LONG).and_then(|gid| asks_administrator(there, gid)));
+}
+
 fn prove(report: &mut Report) {
     let here = report.claim("ibarr runs here", Ibarr::start("here", Place::Here, "", 1));
     let there = report.claim("so it does behind the router", Ibarr::start("b", B, "", 1));
@@ -150,6 +159,23 @@ fn asks_administrator(daemon: &Ibarr, gid: Option<Gid>) -> Result<()> {
         ensure!(causes.is_empty(), "{causes:?}: {status}");
         Ok(())
     })
+}
+
+/// The route there leads to a router, behind which another node has the address.
+fn own_address_is_not_told(here: &Ibarr) -> Result<()> {
+    let before = here.count("local-service.requests")?;
+    ip(Place::Here, "address add 10.3.0.1/32 dev ib0")?;
+    ip(N, "route add 10.3.0.0/24 via 10.1.0.254")?;
+    eventually(|| {
+        let status = here.ask(&Request::Status)?;
+        ensure!(status.to_string().contains("10.3.0.1"), "{status}");
+        Ok(())
+    })?;
+    let status = refused(N, "10.3.0.1")?;
+    ensure!(status == -nix::libc::ETIMEDOUT, "it ends with {status}");
+    ensure!(here.count("local-service.requests")? > before, "the daemon was not asked");
+    ip(Place::Here, "address del 10.3.0.1/32 dev ib0")?;
+    ip(N, "route del 10.3.0.0/24").map(drop)
 }
 
 /// The kernel asks the daemon here, which has no way to the router any more.
