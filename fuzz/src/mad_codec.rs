@@ -4,7 +4,7 @@
 
 use ibarr_common::wire::mad::{self, Header};
 use ibarr_common::wire::path_record::Fields;
-use ibarr_common::wire::sa::{Answer, Request, Response};
+use ibarr_common::wire::sa::{Answer, Request, Response, other_records};
 use ibarr_common::wire::umad::{HEADER_LEN, Received};
 
 /// The codecs of MADs write each accepted MAD as one that they read as the same. No MAD is both a question
@@ -40,6 +40,7 @@ fn check(mad: &[u8]) {
         assert_eq!(Response::parse(response.emit().as_ref()), Ok(response));
         if let Answer::Path(record) = response.answer {
             assert_eq!(record.octets(), mad[56..120]);
+            assert!(other_records(mad).count() <= mad.len() / record.octets().len());
             let fields = Fields::parse(&record).expect("checked when it was read");
             assert_eq!(Fields::parse(&fields.emit()), Ok(fields));
         }

@@ -141,7 +141,9 @@ impl World {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: how > 128 })
             }
             (_, Question::Known(_)) => Answer::Refused(Refusal::NO_RECORDS),
-            (_, Question::Path(question)) => Answer::Path(record(&question, how)),
+            (_, Question::Path(question) | Question::Paths(question, _)) => {
+                Answer::Path(record(&question, how))
+            }
         };
         let mad = request.answer(answer).emit();
         self.core.handle_input(self.now, Input::Mad { port, from, mad: mad.as_ref() });

@@ -15,7 +15,7 @@ use ibarr_common::wire::mad::{
 };
 use ibarr_common::wire::path_record::{Fields, PathRecordWire};
 use ibarr_common::wire::sa::{
-    Answer, PathQuery, PathQuestion, Question, Refusal, Request, Response,
+    Answer, PathCount, PathQuery, PathQuestion, Question, Refusal, Request, Response, other_records,
 };
 use ibarr_common::wire::umad::{AgentId, HEADER_LEN, PKeyIndex, Received, Send};
 use proptest::prelude::*;
@@ -25,6 +25,7 @@ use self::support::golden;
 
 const GET: &str = include_str!("golden/sa-path-get-ibsim.hex");
 const GET_RESP: &str = include_str!("golden/sa-path-get-resp-ibsim.hex");
+const TABLE: &str = include_str!("golden/sa-path-table-opensm.hex");
 const RECORD: &str = include_str!("golden/sa-path-record-opensm.hex");
 
 #[test]
@@ -74,6 +75,81 @@ fn recorded_question_is_read_and_written_byte_for_byte() {
     assert_eq!(Request::parse(&bytes), Ok(request));
     bytes.resize(mad::LEN, 0);
     assert_eq!(request.emit().as_ref(), bytes);
+}
+
+#[test]
+fn question_for_several_paths_differs_in_method_and_count_alone() {
+    let mut bytes = golden(GET);
+    let count = PathCount::new(8).unwrap();
+    let question = Question::Paths(question(), count);
+    let request = Request { tid: Tid::new(0x1122_0000), question };
+    bytes.resize(mad::LEN, 0);
+    (bytes[3], bytes[105]) = (0x12, 0x88);
+    assert_eq!(request.emit().as_ref(), bytes);
+    assert_eq!(Request::parse(&bytes), Ok(request));
+    // A table of any length is not asked for.
+    bytes[105] = 0x80;
+    assert_eq!(Request::parse(&bytes), Err(Error::Components));
+    assert_eq!([0, 128].map(PathCount::new), [None; 2]);
+}
+
+#[test]
+fn recorded_table_has_a_path_for_each_lid() {
+    let bytes = golden(TABLE);
+    let Answer::Path(first) = Response::parse(&bytes).unwrap().answer else { panic!() };
+    let all: Vec<_> = [first].into_iter().chain(other_records(&bytes)).collect();
+    let lids = |record| Fields::parse(record).map(|it| (it.dlid.get(), it.slid.get())).unwrap();
+    let lids: Vec<_> = all.iter().map(lids).collect();
+    assert_eq!(lids, [(0x40, 0xc), (0x41, 0xd), (0x42, 0xe), (0x43, 0xf)]);
+    assert_eq!(table(&all)[56..], bytes[56..]);
+}
+
+/// A table as the kernel gives it, after it has put the answer together.
+fn table(records: &[PathRecord]) -> Vec<u8> {
+    let mut bytes = golden(GET_RESP)[..56].to_vec();
+    bytes[3] = 0x92;
+    bytes.extend(records.iter().flat_map(|record| record.octets()));
+    bytes
+}
+
+#[test]
+fn table_is_as_long_as_its_bytes_and_only_usable_records_count() {
+    let good = PathRecord::from_octets(golden(RECORD).try_into().unwrap());
+    let bad = PathRecord::from_octets([0; 64]);
+    let others = |bytes: &[u8]| other_records(bytes).count();
+    let first = |bytes: &[u8]| Response::parse(bytes).map(|response| response.answer);
+    for count in [1, 2, 3, 4, 8, 64, 1_000] {
+        let bytes = table(&vec![good; count]);
+        assert_eq!((first(&bytes), others(&bytes)), (Ok(Answer::Path(good)), count - 1));
+        let cut = &bytes[..bytes.len() - 1];
+        assert_eq!(others(cut), count.saturating_sub(2));
+    }
+    let none = Answer::Refused(Refusal::NO_RECORDS);
+    assert_eq!((first(&table(&[])), others(&table(&[]))), (Ok(none), 0));
+    assert_eq!(first(&table(&[good])[..100]), Err(Error::Truncated));
+    assert_eq!(first(&table(&[bad, good])), Err(Error::Gid));
+    assert_eq!(others(&table(&[good, bad, good, bad])), 1);
+    // With records of another length, only the first one is known.
+    let mut longer = table(&[good; 3]);
+    longer[45] = 9;
+    assert_eq!((first(&longer), others(&longer)), (Ok(Answer::Path(good)), 0));
+    // No other attribute is asked for as a table.
+    let mut info = table(&[good]);
+    info[17] = 1;
+    assert_eq!(first(&info), Err(Error::Attribute));
+}
+
+#[test]
+fn table_answers_only_the_question_for_one() {
+    let answer = Answer::Path(PathRecord::from_octets(golden(RECORD).try_into().unwrap()));
+    let several = Question::Paths(question(), PathCount::new(2).unwrap());
+    let questions = [Question::Path(question()), several, Question::ClassPortInfo];
+    for asked in questions {
+        let response = Request { tid: Tid::new(1), question: asked }.answer(answer);
+        for question in questions {
+            assert_eq!(response.is_for(&question), question == asked);
+        }
+    }
 }
 
 #[test]
@@ -283,18 +359,22 @@ proptest! {
     #[test]
     fn any_bytes_parse_without_panic_and_results_are_emitted_back(
         mut bytes in proptest::collection::vec(any::<u8>(), 0..300),
-        start in 0..3_u8,
+        start in 0..4_u8,
     ) {
         // Random bytes are rarely a MAD of the class.
         let recorded = golden(if start == 0 { GET } else { GET_RESP });
-        let header = if start < 2 { &recorded[..24] } else { &[] };
+        let header = if start == 2 { &[] } else { &recorded[..24] };
         bytes.iter_mut().zip(header).for_each(|(to, from)| *to = *from);
+        if let (3, Some(method)) = (start, bytes.get_mut(3)) {
+            *method = 0x92;
+        }
         if let Ok(request) = Request::parse(&bytes) {
             prop_assert_eq!(Request::parse(request.emit().as_ref()), Ok(request));
         }
         if let Ok(response) = Response::parse(&bytes) {
             prop_assert_eq!(Response::parse(response.emit().as_ref()), Ok(response));
         }
+        prop_assert!(other_records(&bytes).count() <= bytes.len() / PathRecord::LEN);
         if let Ok(Received::Mad { mad, .. }) = Received::parse(&bytes) {
             prop_assert_eq!(mad, &bytes[HEADER_LEN..]);
         }

@@ -295,7 +295,7 @@ impl fmt::Display for Asked<'_> {
         match self.0 {
             Question::ClassPortInfo => f.write_str("ClassPortInfo"),
             Question::Known(query) => write!(f, "path with {query:?}"),
-            Question::Path(question) => {
+            Question::Path(question) | Question::Paths(question, _) => {
                 let ways = if question.reversible { "both ways" } else { "one way" };
                 write!(f, "path to {}, {ways}", question.dgid)
             }

@@ -134,7 +134,9 @@ impl<'a> Node<'a> {
             let arrived = self.answers.iter().position(|(at, _)| *at <= self.now);
             if let Some((_, request)) = arrived.map(|at| self.answers.remove(at)) {
                 let answer = match request.question {
-                    Question::Path(question) => Answer::Path(record(&question)),
+                    Question::Path(question) | Question::Paths(question, _) => {
+                        Answer::Path(record(&question))
+                    }
                     Question::ClassPortInfo => Answer::ClassPortInfo(ClassPortInfo::default()),
                     Question::Known(_) => Answer::Refused(Refusal::DENIED),
                 };

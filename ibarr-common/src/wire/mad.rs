@@ -143,6 +143,8 @@ impl Method {
     pub const REPORT_RESP: Self = Self(0x86);
     /// Reads all matching records (subnet administration).
     pub const GET_TABLE: Self = Self(0x12);
+    /// The answer to GetTable.
+    pub const GET_TABLE_RESP: Self = Self(0x92);
 
     /// Takes the method number.
     pub const fn new(method: u8) -> Self {

@@ -19,10 +19,10 @@ use super::mad::Error;
 use super::path_record::{PathRecordWire, REVERSIBLE};
 use crate::ib::{Gid, Lid, PKey, PathRecord, QosClass, ServiceId};
 
-/// Asks for a path by any of its fields. The answer is one record.
+/// Asks for paths by any of their fields. The answer is one record, or as many as a [`PathCount`].
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PathQuery {
-    /// Without NumbPath, which is always 1.
+    /// The bits of the known fields, without NumbPath.
     mask: u64,
     /// Fields that the mask does not name are 0.
     record: PathRecord,
@@ -46,6 +46,28 @@ pub struct PathQuestion {
     pub service_id: Option<ServiceId>,
     /// The class of service of the path.
     pub qos_class: Option<QosClass>,
+}
+
+/// How many paths an answer may have, 1 to 127 (NumbPath).
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PathCount(u8);
+
+impl PathCount {
+    /// One path, as most questions ask for.
+    pub const ONE: Self = Self(1);
+
+    /// `None` for 0 and above 127.
+    pub const fn new(count: u8) -> Option<Self> {
+        if count == 0 || count >= REVERSIBLE {
+            return None;
+        }
+        Some(Self(count))
+    }
+
+    /// The number, from 1 to 127.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
 }
 
 #[expect(missing_docs, reason = "its items are named for what they are")]
@@ -79,9 +101,9 @@ impl PathQuery {
     }
 
     /// The mask and the record of the MAD.
-    pub(super) fn emit(&self) -> (u64, PathRecordWire) {
+    pub(super) fn emit(&self, PathCount(count): PathCount) -> (u64, PathRecordWire) {
         let mut wire = PathRecordWire::from(self.record);
-        wire.reversible_and_numb_path |= 1;
+        wire.reversible_and_numb_path |= count;
         (self.mask | NUMB_PATH, wire)
     }
 
@@ -208,6 +230,12 @@ impl TryFrom<PathQuery> for PathQuestion {
                 .filter(|_| query.has(QOS_CLASS)),
         })
     }
+}
+
+/// NumbPath in the record of a MAD with this mask.
+pub(super) fn numb_path(mask: u64, record: PathRecord) -> Option<PathCount> {
+    let PathRecordWire { reversible_and_numb_path, .. } = record.into();
+    PathCount::new(reversible_and_numb_path & !REVERSIBLE).filter(|_| mask & NUMB_PATH != 0)
 }
 
 const SERVICE_ID: u64 = 0b11;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! Reliable multi-packet transaction protocol (IBA vol. 1 §13.6): the 12 bytes after the header of
-//! a MAD whose class may send more data than one MAD holds. ibarr asks only for data that fits one
-//! MAD, so all 12 bytes are zero when sent and ignored when read.
+//! a MAD whose class may send more data than one MAD holds. ibarr asks for more only by an agent for
+//! which the kernel handles the protocol (drivers/infiniband/core/mad_rmpp.c), so all 12 bytes are
+//! zero when sent and ignored when read. The kernel gives the headers of the first packet, and then
+//! the data of all.
 
 use zerocopy::network_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -22,7 +22,7 @@ use zerocopy::network_endian;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, native_endian};
 
 use super::mad::{self, Header, Mad, Tid};
-use crate::ib::{Lid, Sl};
+use crate::ib::{Lid, PathRecord, Sl};
 
 /// The version of the interface that this module implements, `IB_USER_MAD_ABI_VERSION`.
 pub const ABI_VERSION: u32 = 5;
@@ -93,7 +93,7 @@ pub enum Received<'a> {
         agent: AgentId,
         /// The LID of the sender as in the packet; `None` if the sending port has none.
         from: Option<Lid>,
-        /// The bytes of the MAD.
+        /// The bytes of the MAD, or of a table, which may be longer.
         mad: &'a [u8],
     },
     /// A request of ours got no answer in time. The kernel returns only its header.
@@ -161,8 +161,12 @@ impl fmt::Debug for Emitted {
     }
 }
 
-/// Length of the longest message in bytes. The kernel refuses to read into a shorter buffer.
+/// Length of a message with one MAD in bytes. The kernel refuses to read into a shorter buffer.
 pub const MAX_LEN: usize = HEADER_LEN + mad::LEN;
+
+/// Length of a message with a table of 64 paths: eight times as many as ibarr asks for, should an SA
+/// not count them. The kernel keeps a longer message back, and all that follow.
+pub const MAX_TABLE_LEN: usize = HEADER_LEN + 56 + 64 * PathRecord::LEN;
 
 /// Layout of `struct ib_user_mad_hdr`.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
@@ -228,7 +232,7 @@ pub struct Register2Wire {
     pub method_mask: [u32; 4],
     /// Of a vendor's class; else 0.
     pub oui: u32,
-    /// 0: the kernel does not handle RMPP.
+    /// 1 if the kernel is to handle RMPP; else 0.
     pub rmpp_version: u8,
     /// Always 0.
     pub reserved_37: [u8; 3],
@@ -248,6 +252,9 @@ impl Register2Wire {
         rmpp_version: 0,
         reserved_37: [0; 3],
     };
+
+    /// The same, for questions whose answers are tables.
+    pub const SA_CLIENT_OF_TABLES: Self = Self { rmpp_version: 1, ..Self::SA_CLIENT };
 }
 
 /// QPN of the general service interface (IBA vol. 1 §13.5.1).

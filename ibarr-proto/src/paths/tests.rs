@@ -186,7 +186,7 @@ impl Rig {
     fn answer(&mut self, sent: &sa::Transmit, refusal: Option<Refusal>) {
         let request = wire::Request::parse(sent.mad.as_ref()).unwrap();
         let answer = match request.question {
-            Question::Path(question) => {
+            Question::Path(question) | Question::Paths(question, _) => {
                 if !sent.is_probe {
                     self.asked.push(question);
                 }

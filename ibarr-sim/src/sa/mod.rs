@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//! A stand-in for a subnet administrator: answers Get of PathRecord and ClassPortInfo like OpenSM
-//! 3.3, and misbehaves on demand. It has no I/O and no clock.
+//! A stand-in for a subnet administrator: answers Get of PathRecord and ClassPortInfo, and GetTable of
+//! PathRecord, like OpenSM 3.3, and misbehaves on demand. It has no I/O and no clock.
 //!
 //! It is for tests of SA clients. Its answers are compared with bytes that OpenSM sent
 //! (`tests/sa.rs`), so that it is no kinder than OpenSM.
 
 mod subnet;
 
+pub(crate) use subnet::other_paths;
 pub use subnet::{AddressedPort, Route, Subnet};
 
 use std::collections::BTreeMap;
@@ -163,12 +164,18 @@ impl StandIn {
             () if redirects => Answer::Refused(Refusal::REDIRECT),
             () => self.answer(&request.question),
         };
+        let others = match (answer, request.question) {
+            (Answer::Path(first), Question::Paths(_, count)) => {
+                other_paths(first, count, self.subnet.lmc)
+            }
+            _ => Vec::new(),
+        };
         let mut response = request.answer(answer);
         if is_wrong {
             response.tid = Tid::new(response.tid.get() ^ 1);
         }
         for _ in 0..=u8::from(repeats) {
-            self.schedule(&Reply { to: from, from: lid, mad: response.emit() });
+            self.schedule(&Reply { to: from, from: lid, mad: response.emit_table(&others) });
         }
         match answer {
             Answer::Refused(_) => self.counts.refused += 1,
@@ -197,7 +204,7 @@ impl StandIn {
             Question::ClassPortInfo => {
                 Answer::ClassPortInfo(ClassPortInfo { has_qos: self.behaviour.has_qos })
             }
-            Question::Path(path) => self
+            Question::Path(path) | Question::Paths(path, _) => self
                 .subnet
                 .path(path, self.behaviour.has_qos)
                 .map_or_else(Answer::Refused, Answer::Path),

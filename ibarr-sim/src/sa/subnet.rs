@@ -8,8 +8,9 @@ use ibarr_common::ib::{
     FlowLabel, Gid, Guid, Lid, Mtu, PKey, PacketLifeTime, PathRecord, Rate, ServiceId, Sl,
     SubnetPrefix,
 };
-use ibarr_common::wire::path_record::Fields;
-use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
+use ibarr_common::wire::path_record::{Fields, PathRecordWire};
+use ibarr_common::wire::sa::{PathCount, PathQuery, PathQuestion, Refusal};
+use zerocopy::network_endian::U16;
 
 /// A subnet, as its administrator sees it.
 #[derive(Clone, Debug)]
@@ -22,6 +23,8 @@ pub struct Subnet {
     pub routes: Vec<Route>,
     /// The service levels of services, used if quality of service is on.
     pub service_levels: BTreeMap<ServiceId, Sl>,
+    /// LMC: number of low bits of a LID that each port ignores.
+    pub lmc: u8,
     /// MTU of every path.
     pub mtu: Mtu,
     /// Rate of every path.
@@ -59,6 +62,7 @@ impl Subnet {
             ports: BTreeMap::new(),
             routes: Vec::new(),
             service_levels: BTreeMap::new(),
+            lmc: 0,
             mtu: Mtu::from_low_bits(4),
             rate: Rate::from_low_bits(3),
             life_time: PacketLifeTime::from_low_bits(0x12),
@@ -139,6 +143,14 @@ impl Subnet {
         }
         .emit())
     }
+}
+
+/// The paths beside the first one, as OpenSM gives them: each has other LIDs at both ends.
+pub(crate) fn other_paths(first: PathRecord, count: PathCount, lmc: u8) -> Vec<PathRecord> {
+    let wire = PathRecordWire::from(first);
+    let next = |lid: U16, n: u8| (lid.get() + u16::from(n)).into();
+    let other = |n| PathRecordWire { dlid: next(wire.dlid, n), slid: next(wire.slid, n), ..wire };
+    (1..count.get().min(1 << lmc)).map(|n| other(n).into()).collect()
 }
 
 /// A partition of both ports, in which at least one is a full member; the requested one, if there

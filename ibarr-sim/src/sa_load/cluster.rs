@@ -45,6 +45,8 @@ pub(super) struct Cluster {
     began: Instant,
     event: Event,
     seconds: Vec<Second>,
+    /// The paths that callers have got, by the low bits of their LID.
+    pub(super) given: [u64; 128],
 }
 
 /// An answer in flight to a node.
@@ -108,6 +110,7 @@ impl Cluster {
             began: START,
             event: Event::PowerOn,
             seconds: Vec::new(),
+            given: [0; 128],
         }
     }
 
@@ -222,7 +225,8 @@ impl Cluster {
     }
 
     fn tell_facts(&mut self, node: usize) {
-        let facts = facts(node, self.lid(node), self.sm_lid);
+        let lmc = self.plan.lmc;
+        let facts = PortFacts { lmc, ..facts(node, self.lid(node), self.sm_lid) };
         let input = Input::Port { port: PORT, name: name(), facts };
         let heard = self.plan.port_events != PortEvents::Absent;
         let paths = &mut self.nodes[node].paths;
@@ -263,8 +267,12 @@ impl Cluster {
         while let Some(paths::Event::Answered(answered)) = self.nodes[node].paths.poll_event() {
             match answered.outcome {
                 Outcome::Found { record, source } => {
-                    let is_wrong = Fields::parse(&record)
-                        .is_ok_and(|fields| fields.dlid.get() != self.lid(number(fields.dgid)));
+                    let Ok(Fields { dlid, dgid, .. }) = Fields::parse(&record) else {
+                        unreachable!("the SA's records are well-formed")
+                    };
+                    let low = dlid.get() % (1 << self.plan.lmc);
+                    let is_wrong = dlid.get() - low != self.lid(number(dgid));
+                    self.given[usize::from(low)] += 1;
                     let counts_here = is_wrong && self.event == Event::Moved && stays(node);
                     let second = self.second();
                     second.doubted += u64::from(source == Source::Doubted);
@@ -320,8 +328,11 @@ impl Cluster {
         second.mads += 1;
         if is_first {
             *match request.question {
-                Question::Path(PathQuestion { reversible: false, .. }) => &mut second.kept,
-                Question::Path(_) | Question::Known(_) => &mut second.connections,
+                Question::Path(PathQuestion { reversible: false, .. })
+                | Question::Paths(PathQuestion { reversible: false, .. }, _) => &mut second.kept,
+                Question::Path(_) | Question::Paths(..) | Question::Known(_) => {
+                    &mut second.connections
+                }
                 Question::ClassPortInfo => &mut second.infos,
             } += 1;
         }
@@ -331,10 +342,12 @@ impl Cluster {
         match verdict {
             Verdict::Answers { at } => {
                 let dlid = match request.question {
-                    Question::Path(question) => self.lid(number(question.dgid)),
+                    Question::Path(question) | Question::Paths(question, _) => {
+                        self.lid(number(question.dgid))
+                    }
                     Question::Known(_) | Question::ClassPortInfo => 0,
                 };
-                let mad = Sa::answer(&request, dlid);
+                let mad = Sa::answer(&request, dlid, self.plan.lmc);
                 self.answers.push_back(OnTheWay { arrives: at, node, from, mad });
             }
             Verdict::Busy { at } => {
@@ -357,7 +370,7 @@ impl Cluster {
     fn lid(&self, node: usize) -> u16 {
         let has_moved = self.has_moved && !stays(node);
         let place = if has_moved { node / 10 * 10 + node % 10 % 9 + 1 } else { node };
-        u16::try_from(100 + place).unwrap_or_default()
+        u16::try_from(100 + place).unwrap_or_default() << self.plan.lmc
     }
 
     fn second(&mut self) -> &mut Second {

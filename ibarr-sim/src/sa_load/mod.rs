@@ -31,6 +31,8 @@ pub struct Plan {
     pub seed: u64,
     /// Questions that the SA can answer per second.
     pub sa_rate: u32,
+    /// LMC: number of low bits of a LID that each port ignores. The answers of this SA fit a MAD, with three paths.
+    pub lmc: u8,
     /// Configuration of each node. The bounds apply to the default.
     pub config: paths::Config,
     /// How long [`Event::Steady`] lasts, one life of a path by default.
@@ -56,7 +58,7 @@ impl Plan {
         let sa_rate = u32::try_from(2 * nodes).unwrap_or(u32::MAX).max(2);
         let config = paths::Config::default();
         let (steady, port_events) = (config.ttl, PortEvents::Received);
-        Self { nodes, seed: 0, sa_rate, config, steady, port_events }
+        Self { nodes, seed: 0, sa_rate, lmc: 0, config, steady, port_events }
     }
 
     /// Nodes of one subnet: it has 49,151 unicast LIDs, of which switches need some.
@@ -67,6 +69,7 @@ impl Plan {
         let count = self.nodes.div_ceil(Self::MOST).max(1);
         (0..count).map(move |at| Self {
             seed: self.seed + at as u64,
+            lmc: self.lmc,
             config: self.config,
             steady: self.steady,
             port_events: self.port_events,
@@ -217,6 +220,8 @@ pub struct Report {
     plan: Plan,
     subnets: usize,
     phases: Vec<Phase>,
+    /// The paths that callers have got, by the low bits of their LID.
+    given: [u64; 128],
     /// The bounds of the load.
     pub bounds: Vec<Bound>,
 }
@@ -230,7 +235,7 @@ pub fn run(plan: Plan, begins: impl Fn(&Plan, Event)) -> Report {
     });
     let phases: Vec<_> = phases.into();
     let bounds = bounds(&plan, &phases);
-    Report { plan, subnets: 1, phases, bounds }
+    Report { plan, subnets: 1, phases, given: cluster.given, bounds }
 }
 
 /// Runs each subnet of the plan by itself: nodes ask only the SA of their own. The load is that on
@@ -251,12 +256,30 @@ impl Report {
                 *second += other;
             }
         }
+        for (given, other) in self.given.iter_mut().zip(other.given) {
+            *given += other;
+        }
         for (bound, other) in self.bounds.iter_mut().zip(other.bounds) {
             if other.is / other.most > bound.is / bound.most {
                 *bound = other;
             }
         }
         self
+    }
+
+    /// The MADs to the SA in each second.
+    pub fn mads(&self) -> impl Iterator<Item = u64> {
+        self.phases.iter().flat_map(|phase| &phase.seconds).map(|second| second.mads)
+    }
+
+    /// How many requests were answered from memory with a path in doubt.
+    pub fn given_in_doubt(&self) -> u64 {
+        self.phases.iter().map(|phase| phase.sum(|second| second.doubted)).sum()
+    }
+
+    /// How many of the paths that callers have got lead to each LID of a port.
+    pub fn given_by_lid(&self) -> &[u64] {
+        &self.given[..1 << self.plan.lmc]
     }
 
     /// The bounds that are exceeded.

@@ -11,6 +11,7 @@ use ibarr_common::wire::mad::Mad;
 use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request};
 
 use crate::dice::{ms, us};
+use crate::sa::other_paths;
 
 /// The SA, see the [module](self).
 #[derive(Debug)]
@@ -51,15 +52,21 @@ impl Sa {
         if self.says_busy { Verdict::Busy { at: arrives + WAY } } else { Verdict::Silent }
     }
 
-    /// An answer with a path to `dlid`.
-    pub(super) fn answer(request: &Request, dlid: u16) -> Mad {
+    /// An answer with a path to `dlid`, the first LID of its port, or with several.
+    pub(super) fn answer(request: &Request, dlid: u16, lmc: u8) -> Mad {
+        let mut others = Vec::new();
         let answer = match request.question {
             Question::Path(question) => Answer::Path(record(&question, dlid)),
+            Question::Paths(question, count) => {
+                let first = record(&question, dlid);
+                others = other_paths(first, count, lmc);
+                Answer::Path(first)
+            }
             Question::ClassPortInfo => Answer::ClassPortInfo(ClassPortInfo { has_qos: false }),
             // No node asks by other fields.
             Question::Known(_) => Answer::Refused(Refusal::NO_RECORDS),
         };
-        request.answer(answer).emit()
+        request.answer(answer).emit_table(&others)
     }
 
     pub(super) fn busy(request: &Request) -> Mad {

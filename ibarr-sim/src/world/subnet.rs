@@ -184,7 +184,7 @@ impl World {
             Question::ClassPortInfo => {
                 return Answer::ClassPortInfo(ClassPortInfo { has_qos: false });
             }
-            Question::Path(question) => *question,
+            Question::Path(question) | Question::Paths(question, _) => *question,
             Question::Known(query) => match self.between_gids(id, query) {
                 Some(question) => question,
                 None => return Answer::Refused(Refusal::NO_RECORDS),

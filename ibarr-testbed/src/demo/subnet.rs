@@ -122,7 +122,7 @@ impl Said {
     /// The GID to which this MAD asks for a path, if any.
     pub(super) fn asks_for(&self) -> Option<Gid> {
         match Request::parse(&self.mad).ok()?.question {
-            Question::Path(path) => Some(path.dgid),
+            Question::Path(path) | Question::Paths(path, _) => Some(path.dgid),
             Question::Known(query) => query.dgid(),
             Question::ClassPortInfo => None,
         }

@@ -278,7 +278,7 @@ pub(super) fn mad_sent(node: &mut Node, now: Instant, umads: &Umads, transmit: &
         && let Ok(Request { question, .. }) = Request::parse(transmit.mad.as_ref())
     {
         let subject: Subject = match question {
-            Question::Path(question) => question.into(),
+            Question::Path(question) | Question::Paths(question, _) => question.into(),
             Question::Known(query) => query.into(),
             Question::ClassPortInfo => return,
         };

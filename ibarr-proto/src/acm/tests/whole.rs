@@ -207,7 +207,7 @@ fn fields(set: impl FnOnce(&mut PathRecordWire)) -> PathRecord {
 /// An SA that knows fe80::5 with LID 5, and fe80::1 with LID 1.
 fn sa(question: &sa::Question) -> Option<sa::Answer> {
     let query = match *question {
-        sa::Question::Path(question) => question.into(),
+        sa::Question::Path(question) | sa::Question::Paths(question, _) => question.into(),
         sa::Question::Known(query) => query,
         sa::Question::ClassPortInfo => return None,
     };

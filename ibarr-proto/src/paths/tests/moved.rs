@@ -270,7 +270,7 @@ proptest! {
                             let info = ClassPortInfo { has_qos: false };
                             (request.answer(Answer::ClassPortInfo(info)).emit(), None)
                         }
-                        Question::Known(_) => panic!("no user asks"),
+                        Question::Known(_) | Question::Paths(..) => panic!("not asked here"),
                     };
                     on_the_way.push((Some(sent.sa.lid), mad, said));
                 }
