@@ -8,7 +8,7 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
-use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request as SaRequest};
+use ibarr_common::wire::sa::{Answer, PathCount, PathQuestion, Question, Refusal, Request as SaRequest};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
     Answered, Config, Event, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request,
@@ -56,7 +56,9 @@ struct World {
 
 impl World {
     fn new(seed: u8) -> Self {
-        let mut config = Config { ttl: TTL, max_cached: 4, max_waiters: 6, ..Config::default() };
+        let spread = PathCount::new(seed % 8 + 1).expect("1 to 8");
+        let mut config =
+            Config { ttl: TTL, max_cached: 4, max_waiters: 6, spread, ..Config::default() };
         (config.sa.outstanding, config.sa.flights) = (3, 5);
         let core = Paths::new(config, ChaCha12Rng::seed_from_u64(seed.into()));
         let now = Instant::from_nanos(1 << 40);
@@ -119,6 +121,7 @@ impl World {
             is_active: how & 1 != 0,
             has_umad: how & 2 != 0,
             lid: Lid::new(u16::from(how >> 2 & 1) + 8),
+            lmc: n / PORTS % 4,
             sm_lid: Lid::new(u16::from(how >> 3 & 3)),
             gids: [gid(200), gid(how >> 5)].into(),
             pkeys: vec![(PKeyIndex(0), PKey::DEFAULT)],
@@ -145,8 +148,18 @@ impl World {
                 Answer::Path(record(&question, how))
             }
         };
-        let mad = request.answer(answer).emit();
-        self.core.handle_input(self.now, Input::Mad { port, from, mad: mad.as_ref() });
+        let mut mad = request.answer(answer).emit().as_ref().to_vec();
+        if let (Answer::Path(first), Question::Paths(..)) = (answer, request.question) {
+            mad.truncate(120);
+            let other = |n: u8| {
+                let mut octets = first.octets();
+                octets[usize::from(n.wrapping_mul(how)) % PathRecord::LEN] ^= n;
+                octets[41] ^= n;
+                octets
+            };
+            mad.extend((0..how).flat_map(other));
+        }
+        self.core.handle_input(self.now, Input::Mad { port, from, mad: &mad });
     }
 
     fn pass(&mut self, time: Duration) {
@@ -171,10 +184,14 @@ impl World {
             let (question, _) = self.waiting.remove(&id).expect("answered once");
             if let Outcome::Found { record, .. } = outcome {
                 assert_eq!(record.octets()[8..24], question.dgid.octets());
+                assert_eq!(record.octets()[24..40], question.sgid.octets());
             }
         }
         let late = self.waiting.values().find(|(_, deadline)| *deadline <= self.now);
         assert_eq!(late, None);
+        for entry in self.core.entries() {
+            assert!(entry.others.len() < 8);
+        }
         let load = self.core.load();
         assert_eq!(load.waiters, self.waiting.len());
         assert!(load.waiters <= 6 && load.cached <= 4, "{load:?}");

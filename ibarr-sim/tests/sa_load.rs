@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use ibarr_common::wire::sa::PathCount;
 use ibarr_proto::paths;
 use ibarr_sim::sa_load::{Plan, PortEvents, run};
 
@@ -16,6 +17,25 @@ fn nodes_put_no_more_load_on_an_sa_than_allowed() {
         assert_eq!(report.bounds.len(), 19);
         assert_eq!(report.exceeded().count(), 0);
     }
+}
+
+/// Without the option all use the first LID; with it, those in doubt.
+#[test]
+fn paths_spread_evenly_over_lids_and_the_sa_gets_the_same_mads() {
+    let plan = |count| {
+        let spread = PathCount::new(count).expect("1 to 127");
+        let config = paths::Config { spread, ..paths::Config::default() };
+        Plan { lmc: 2, config, ..Plan::new(60) }
+    };
+    let [off, on] = [1, 3].map(|count| run(plan(count), |_, _| ()));
+    assert_eq!(on.exceeded().count(), 0);
+    assert!(off.mads().eq(on.mads()));
+    let all: u64 = off.given_by_lid().iter().sum();
+    assert_eq!(off.given_by_lid(), [all, 0, 0, 0]);
+    let &[first, second, third, 0] = on.given_by_lid() else { panic!("{:?}", on.given_by_lid()) };
+    let sure = all - on.given_in_doubt();
+    let shares = [first - on.given_in_doubt(), second, third].map(|share| 100 * share / sure);
+    assert_eq!(shares, [33; 3]);
 }
 
 #[test]

@@ -20,6 +20,7 @@ use ibarr_common::wire::sa::PathQuestion;
 use super::lids::Lids;
 use super::order::{Order, Position};
 use super::slab::{Slab, Slot};
+use super::spread::Spread;
 use crate::hash::Seeded;
 use crate::sa::PortIndex;
 
@@ -31,6 +32,7 @@ pub(super) struct Cache {
     entries: Slab<Entry>,
     order: Order,
     lids: Lids,
+    pub(super) spread: Spread,
     max: usize,
 }
 
@@ -146,6 +148,7 @@ impl Cache {
             entries: Slab::default(),
             order: Order::default(),
             lids: Lids::new(hasher.clone()),
+            spread: Spread::new(hasher.clone()),
             hasher,
             max,
         }
@@ -157,7 +160,7 @@ impl Cache {
 
     /// The answer, if it is remembered.
     pub(super) fn lookup(&self, now: Instant, key: &Key) -> Option<Remembered> {
-        let entry = self.entries.get(self.find(self.hash(key), key)?)?;
+        let entry = self.entries.get(self.slot(key)?)?;
         (entry.expires_at > now).then(|| entry.remembered())
     }
 
@@ -179,8 +182,8 @@ impl Cache {
         let entry = Entry::new(hash, &key, &remembered);
         let Some(slot) = self.entries.insert(entry) else { return forgotten };
         let Self { index, entries, order, .. } = self;
-        let hash_of = |&slot: &Slot| entries.get(slot).map_or(0, |entry| spread(entry.hash));
-        index.insert_unique(spread(hash), slot, hash_of);
+        let hash_of = |&slot: &Slot| entries.get(slot).map_or(0, |entry| halves(entry.hash));
+        index.insert_unique(halves(hash), slot, hash_of);
         order.insert(position(entries, slot), |slot| position(entries, slot));
         forgotten
     }
@@ -262,10 +265,11 @@ impl Cache {
     }
 
     fn forget(&mut self, slot: Slot) {
-        let Self { index, entries, order, lids, .. } = self;
+        let Self { index, entries, order, lids, spread, .. } = self;
+        spread.remove(slot);
         order.remove(position(entries, slot), |slot| position(entries, slot));
         let Some(entry) = entries.remove(slot) else { return };
-        if let Ok(indexed) = index.find_entry(spread(entry.hash), |it| *it == slot) {
+        if let Ok(indexed) = index.find_entry(halves(entry.hash), |it| *it == slot) {
             indexed.remove();
         }
         if let Some(record) = entry.remembered().record {
@@ -273,15 +277,19 @@ impl Cache {
         }
     }
 
+    pub(super) fn slot(&self, key: &Key) -> Option<Slot> {
+        self.find(self.hash(key), key)
+    }
+
     fn find(&self, hash: NonZero<u32>, key: &Key) -> Option<Slot> {
         let is_it = |&slot: &Slot| {
             let entry = self.entries.get(slot).filter(|entry| entry.hash == hash);
             entry.is_some_and(|entry| entry.key() == *key)
         };
-        self.index.find(spread(hash), is_it).copied()
+        self.index.find(halves(hash), is_it).copied()
     }
 
-    fn entry(&self, slot: Slot) -> Option<(Key, Remembered)> {
+    pub(super) fn entry(&self, slot: Slot) -> Option<(Key, Remembered)> {
         let entry = self.entries.get(slot)?;
         Some((entry.key(), entry.remembered()))
     }
@@ -294,7 +302,7 @@ impl Cache {
 }
 
 /// The hash as the index takes it: it selects a group by the lowest bits, and compares the highest.
-fn spread(hash: NonZero<u32>) -> u64 {
+fn halves(hash: NonZero<u32>) -> u64 {
     u64::from(hash.get()) << 32 | u64::from(hash.get())
 }
 
@@ -414,6 +422,9 @@ mod tests {
             assert_eq!(cache.find(cache.hash(key), key), Some(*slot), "{key:?}");
         }
         assert_eq!(cache.index.len(), entries.len());
+        let is_there =
+            |slot| entries.iter().any(|(it, (_, answer))| *it == slot && answer.record.is_some());
+        assert!(cache.spread.slots().all(is_there));
         let mut positions: Vec<_> =
             entries.iter().map(|(slot, (_, it))| Position(it.expires_at, *slot)).collect();
         positions.sort_unstable();
@@ -478,8 +489,8 @@ mod tests {
         cache.insert(key(2), remembered(&key(2), 2, 40), 0);
         let [one, two] = [1, 2].map(|n| cache.hash(&key(n)));
         let slot = cache.find(one, &key(1)).unwrap();
-        cache.index.find_entry(spread(one), |it| *it == slot).unwrap().remove();
-        cache.index.insert_unique(spread(two), slot, |_| spread(two));
+        cache.index.find_entry(halves(one), |it| *it == slot).unwrap().remove();
+        cache.index.insert_unique(halves(two), slot, |_| halves(two));
         cache.entries.get_mut(slot).unwrap().hash = two;
         assert_eq!(cache.lookup(Instant::BOOT, &key(2)), Some(remembered(&key(2), 2, 40)));
         assert_eq!(cache.lookup(Instant::BOOT, &key(1)), None);

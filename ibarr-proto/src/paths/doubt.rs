@@ -86,8 +86,7 @@ impl Paths {
 
     /// Whether the SA has since given the destination of a path another LID.
     pub(super) fn is_overruled(&self, index: PortIndex, record: &PathRecord) -> bool {
-        let lmc = self.ports.get(index).map_or(0, Port::lmc);
-        self.cache.lids().overrule(index, record, lmc)
+        self.cache.lids().overrule(index, record, self.lmc(index))
     }
 
     /// The path in doubt, in preference to no path.

@@ -44,7 +44,7 @@ struct HostAnswers {
 }
 
 /// LMC has three bits (IBA volume 1, 14.2.5.6).
-const MAX_LMC: u8 = 7;
+pub(super) const MAX_LMC: u8 = 7;
 
 const _: () = assert!(size_of::<Option<HostAnswers>>() == 24);
 

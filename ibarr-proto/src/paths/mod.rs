@@ -38,8 +38,10 @@ mod partial;
 mod ports;
 mod records;
 mod routers;
+mod several;
 mod slab;
 pub mod snapshot;
+mod spread;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -482,7 +484,8 @@ impl Paths {
         let port = self.ports.get(key.port()).filter(|port| remembered.epoch >= port.valid_from)?;
         let Remembered { record, expires_at, epoch } = *remembered;
         let (question, is_doubted) = (key.question()?, epoch < port.epoch);
-        Some(Cached { port: port.name, question, record, expires_at, is_doubted })
+        let others = self.cache.others(key).to_vec();
+        Some(Cached { port: port.name, question, record, others, expires_at, is_doubted })
     }
 
     fn note_subnet(&mut self, port: PortIndex, facts: &PortFacts) {
@@ -558,7 +561,10 @@ impl Paths {
         self.note_used(&key, remembered);
         let source = Source::Cache;
         match remembered.record {
-            Some(record) => Outcome::Found { record, source },
+            Some(first) => {
+                let record = self.cache.take_turn(&key, first);
+                Outcome::Found { record, source }
+            }
             None => Outcome::NoRecord { source },
         }
     }
@@ -610,10 +616,11 @@ impl Paths {
     ) -> QuestionId {
         let id = self.next_id();
         let epoch = self.ports.get_mut(key.port()).map_or(0, Port::ask);
+        let asked = self.config.asked(question, self.lmc(key.port()));
         let flight = Flight { key, question, epoch, waiters: BTreeSet::new(), doubted };
         self.flights.insert(id, flight);
         self.by_key.insert(key, id);
-        self.ask_sa(id, key.port(), Question::Path(question), rank, deadline);
+        self.ask_sa(id, key.port(), asked, rank, deadline);
         id
     }
 
@@ -634,24 +641,28 @@ impl Paths {
         while let Some(question) = self.client.poll_overdue() {
             self.leave_overdue(question);
         }
-        while let Some(sa::Answered { id, outcome }) = self.client.poll_event() {
+        while let Some(sa::Answered { id, outcome, others }) = self.client.poll_event() {
             if let Some(port) = self.infos.remove(&id) {
                 self.note_info(port, outcome);
             } else if let Some(flight) = self.flights.remove(&id) {
-                self.land(&flight, outcome);
+                self.land(&flight, outcome, others);
             } else {
                 self.land_direct(id, outcome);
             }
         }
     }
 
-    fn land(&mut self, flight: &Flight, outcome: sa::Outcome) {
+    fn land(&mut self, flight: &Flight, outcome: sa::Outcome, others: Vec<PathRecord>) {
         self.by_key.remove(&flight.key);
         let mut outcome = self.as_the_sa_says(outcome, |record| leads(record, &flight.question));
         match outcome {
             Outcome::Found { record, .. } => {
                 self.note_contradiction(&flight.key, &record);
                 self.remember(flight, Some(record), self.config.ttl);
+                if !others.is_empty() {
+                    let lmc = self.lmc(flight.key.port());
+                    self.cache.insert_others(&flight.key, record, others, lmc);
+                }
             }
             Outcome::NoRecord { .. } => self.remember(flight, None, self.config.negative_ttl),
             Outcome::Busy | Outcome::Silent | Outcome::Overloaded => {
@@ -668,7 +679,14 @@ impl Paths {
                 if is_kept_from_kernel {
                     self.counters.count(Counter::OtherGids);
                 }
-                let outcome = if is_kept_from_kernel { Outcome::Refused(None) } else { outcome };
+                let outcome = match outcome {
+                    _ if is_kept_from_kernel => Outcome::Refused(None),
+                    Outcome::Found { record, source: Source::Sa } => {
+                        let record = self.cache.take_turn(&flight.key, record);
+                        Outcome::Found { record, source: Source::Sa }
+                    }
+                    outcome => outcome,
+                };
                 self.answer(Some(flight.key.port()), *id, rank, outcome);
             }
         }
@@ -716,9 +734,13 @@ impl Paths {
     }
 
     fn insert(&mut self, key: Key, remembered: Remembered) {
-        let lmc = self.ports.get(key.port()).map_or(0, Port::lmc);
+        let lmc = self.lmc(key.port());
         let evicted = self.cache.insert(key, remembered, lmc);
         self.counters.add(Counter::Evicted, evicted);
+    }
+
+    fn lmc(&self, port: PortIndex) -> u8 {
+        self.ports.get(port).map_or(0, Port::lmc)
     }
 
     fn note_info(&mut self, port: PortIndex, outcome: sa::Outcome) {

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 /// The position of a value in its slab.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(super) struct Slot(pub(super) u32);
 
 /// Values by slot, in blocks, so that growth moves none of them.

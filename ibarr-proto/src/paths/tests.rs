@@ -4,6 +4,7 @@
 //! each case stands alone.
 
 mod moved;
+pub(super) mod spread;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -82,6 +83,8 @@ pub(super) struct Rig {
     hop_limit: u8,
     /// The host that has LID 9 instead.
     moved: Option<Gid>,
+    /// The records that a table has after its first one, if they are others than the SA's.
+    others: Option<Vec<PathRecord>>,
 }
 
 /// The kernel asks.
@@ -124,6 +127,7 @@ impl Rig {
             dlid: 1,
             hop_limit: 0,
             moved: None,
+            others: None,
         };
         if has_port {
             this.port(facts());
@@ -200,9 +204,15 @@ impl Rig {
             }
             Question::Known(_) => Answer::Refused(Refusal::NO_RECORDS),
         };
-        let mad = request.answer(answer).emit();
+        let mut mad = request.answer(answer).emit().as_ref().to_vec();
+        if let (Question::Paths(_, count), Answer::Path(first)) = (request.question, answer) {
+            mad.truncate(120);
+            let lids = || spread::by_lid(&first, 1..count.get());
+            let others = self.others.clone().unwrap_or_else(lids);
+            mad.extend(others.iter().flat_map(|other| other.octets()));
+        }
         let from = Some(sent.sa.lid);
-        self.paths.handle_input(self.now, Input::Mad { port: PORT, from, mad: mad.as_ref() });
+        self.paths.handle_input(self.now, Input::Mad { port: PORT, from, mad: &mad });
         self.drain();
     }
 

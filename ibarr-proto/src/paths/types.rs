@@ -13,7 +13,7 @@ use ibarr_common::ib::{
     DeviceName, Gid, Guid, Lid, PKey, PathRecord, PortNum, Rate, Sl, SubnetPrefix,
 };
 use ibarr_common::wire::ls::Seq;
-use ibarr_common::wire::sa::{PathQuery, PathQuestion, Refusal};
+use ibarr_common::wire::sa::{PathCount, PathQuery, PathQuestion, Refusal};
 use ibarr_common::wire::umad::PKeyIndex;
 
 use crate::places::User;
@@ -31,6 +31,8 @@ pub struct Config {
     pub ttl: Duration,
     /// How long an answer without path is remembered.
     pub negative_ttl: Duration,
+    /// How many paths to a destination are asked for, to be given in turn, if ports have several LIDs.
+    pub spread: PathCount,
     /// Maximum number of remembered answers.
     pub max_cached: usize,
     /// Maximum number of requests that wait for the SA. Further ones are refused at once.
@@ -54,6 +56,9 @@ pub struct Config {
 impl Config {
     /// Factor of [`Self::canary_every`]: once a minute by default.
     pub const CANARIES_IF_HEARD: u32 = 12;
+
+    /// The most of [`Self::spread`]. More would add little: with eight, flows that meet in one LID are an eighth.
+    pub const MOST_SPREAD: u8 = 8;
 }
 
 impl Default for Config {
@@ -67,6 +72,7 @@ impl Default for Config {
             qos: Qos::default(),
             ttl: Duration::from_hours(1),
             negative_ttl: Duration::from_secs(5),
+            spread: PathCount::ONE,
             max_cached: 65_536,
             max_waiters: 65_536,
             repeat_rate: 2,
@@ -503,7 +509,7 @@ pub struct Load {
     pub cached: usize,
 }
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Cached {
     /// The source port of the path.
@@ -511,6 +517,8 @@ pub struct Cached {
     pub question: PathQuestion,
     /// `None` for "no such path".
     pub record: Option<PathRecord>,
+    /// The paths that are given in turn with this one.
+    pub others: Vec<PathRecord>,
     /// The answer is not used from this time on.
     pub expires_at: Instant,
     /// Whether it is in doubt.

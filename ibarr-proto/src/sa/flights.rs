@@ -7,13 +7,13 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::Lid;
+use ibarr_common::ib::{Lid, PathRecord};
 use ibarr_common::wire::mad::Transaction;
-use ibarr_common::wire::sa::Question;
+use ibarr_common::wire::sa::{Answer, Question, Response, other_records};
 
 use super::gate::Gate;
 use super::window::Window;
-use super::{Counter, PortIndex, QuestionId, Rank, Sa};
+use super::{Counter, Outcome, PortIndex, QuestionId, Rank, Sa};
 
 /// The client's own questions have numbers from here on; no caller uses these.
 pub(super) const OWN: u64 = 1 << 63;
@@ -110,5 +110,29 @@ impl Flight {
 
     pub(super) fn turn(&self, id: QuestionId) -> Turn {
         Turn { rank: self.rank, lost: self.lost, id: Reverse(id) }
+    }
+
+    /// The result that its answer has, and the paths after the first one, if several were asked for.
+    pub(super) fn outcome(
+        &self,
+        answer: Option<Response>,
+        mad: &[u8],
+    ) -> (Outcome, Vec<PathRecord>) {
+        let Some(answer) = answer.filter(|answer| answer.is_for(&self.question)) else {
+            return (Outcome::Unusable, Vec::new());
+        };
+        match answer.answer {
+            Answer::Refused(refusal) => (Outcome::Refused(refusal), Vec::new()),
+            Answer::ClassPortInfo(info) => (Outcome::ClassPortInfo(info), Vec::new()),
+            Answer::Path(record) => {
+                let others = match self.question {
+                    Question::Paths(_, count) => {
+                        other_records(mad).take(usize::from(count.get() - 1)).collect()
+                    }
+                    _ => Vec::new(),
+                };
+                (Outcome::Path(record), others)
+            }
+        }
     }
 }

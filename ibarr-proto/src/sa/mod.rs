@@ -36,7 +36,7 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use ibarr_common::Instant;
-use ibarr_common::ib::Lid;
+use ibarr_common::ib::{Lid, PathRecord};
 use ibarr_common::wire::mad::{Header, Transaction};
 use ibarr_common::wire::sa::{Answer, Question, Request, Response};
 use rand_chacha::ChaCha12Rng;
@@ -126,10 +126,10 @@ impl Client {
         self.counters.count(Counter::Questions);
         let Some(lane) = self.lanes.get_mut(&port) else {
             self.counters.count(Counter::NoSa);
-            return self.answered.push_back(Answered { id, outcome: Outcome::NoSa });
+            return self.answered.push_back(Answered::new(id, Outcome::NoSa));
         };
         lane.gate.asked(question);
-        let is_kernels = rank == Rank::Kernel && matches!(question, Question::Path(_));
+        let is_kernels = rank == Rank::Kernel && question.is_between_gids();
         let waits = is_kernels && lane.flights < self.config.patient;
         if let Some(shut) = lane.gate.shut().filter(|_| !waits) {
             self.counters.count(Counter::AtOnce);
@@ -139,11 +139,11 @@ impl Client {
                 (Outcome::Silent, Counter::Silent)
             };
             self.counters.count(counter);
-            return self.answered.push_back(Answered { id, outcome });
+            return self.answered.push_back(Answered::new(id, outcome));
         }
         if lane.flights >= self.config.flights {
             self.counters.count(Counter::Overloaded);
-            return self.answered.push_back(Answered { id, outcome: Outcome::Overloaded });
+            return self.answered.push_back(Answered::new(id, Outcome::Overloaded));
         }
         lane.flights += 1;
         self.take_off(id, port, question, rank, deadline);
@@ -287,15 +287,8 @@ impl Client {
             self.mads.remove(&transaction);
             return self.counters.count(Counter::Late);
         };
-        let outcome = match response.filter(|response| response.is_for(&flight.question)) {
-            None => Outcome::Unusable,
-            Some(response) => match response.answer {
-                Answer::Refused(refusal) => Outcome::Refused(refusal),
-                Answer::Path(record) => Outcome::Path(record),
-                Answer::ClassPortInfo(info) => Outcome::ClassPortInfo(info),
-            },
-        };
-        self.end(sent.id, outcome);
+        let (outcome, others) = flight.outcome(response, mad);
+        self.end_with(sent.id, outcome, others);
     }
 
     /// Performs all actions that are due. Early calls do nothing.
@@ -384,8 +377,9 @@ impl Client {
         self.tallies.entry(port).or_default().mads += 1;
         let request = Request { tid: transaction.into(), question: flight.question };
         let timeout = flight.deadline.max(lost_at).since(self.now);
-        let is_probe = lane.own == Some(id);
-        Some(Transmit { port, sa: lane.sa, timeout, mad: request.emit(), transaction, is_probe })
+        let (is_probe, is_for_table) = (lane.own == Some(id), flight.question.is_for_table());
+        let (sa, mad) = (lane.sa, request.emit());
+        Some(Transmit { port, sa, timeout, mad, is_for_table, transaction, is_probe })
     }
 
     /// The next answer.
@@ -557,6 +551,10 @@ impl Client {
     }
 
     fn end(&mut self, id: QuestionId, outcome: Outcome) {
+        self.end_with(id, outcome, Vec::new());
+    }
+
+    fn end_with(&mut self, id: QuestionId, outcome: Outcome, others: Vec<PathRecord>) {
         let Some(flight) = self.flights.remove(&id) else { return };
         self.deadlines.set(id, None);
         for transaction in &flight.sent {
@@ -582,7 +580,7 @@ impl Client {
             self.counters.count(Counter::Redirects);
         }
         self.counters.count(outcome.counter());
-        self.answered.push_back(Answered { id, outcome });
+        self.answered.push_back(Answered { id, outcome, others });
     }
 
     fn close(&mut self, port: PortIndex) {

@@ -10,7 +10,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, PathRecord, Sl};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
 use ibarr_common::wire::mad::Transaction;
-use ibarr_common::wire::sa::{Answer, PathQuestion, Question, Refusal, Request};
+use ibarr_common::wire::sa::{Answer, PathCount, PathQuestion, Question, Refusal, Request};
 use ibarr_common::wire::umad::PKeyIndex;
 use proptest::prelude::*;
 use rand_chacha::ChaCha12Rng;
@@ -135,7 +135,7 @@ impl Rig {
     }
 
     fn outcomes(&mut self) -> Vec<(u64, Outcome)> {
-        self.answered.drain(..).map(|Answered { id, outcome }| (id.0, outcome)).collect()
+        self.answered.drain(..).map(|Answered { id, outcome, .. }| (id.0, outcome)).collect()
     }
 
     fn count(&self, counter: Counter) -> u64 {
@@ -317,6 +317,28 @@ fn answer_at_another_port_is_ignored() {
     rig.drain();
     assert_eq!(rig.outcomes(), []);
     assert_eq!(rig.count(Counter::Unasked), 1);
+}
+
+/// An SA may send anything.
+#[test]
+fn table_has_no_more_paths_than_were_asked_for() {
+    let Question::Path(between) = path(1) else { panic!() };
+    for (sent, count, kept) in [(0, 8, 0), (7, 8, 7), (10_000, 8, 7), (10_000, 1, 0)] {
+        let mut rig = Rig::warm(Config::default());
+        let question = Question::Paths(between, PathCount::new(count).unwrap());
+        rig.client.handle_input(rig.now, ask(QuestionId(1), question, rig.now + WAIT));
+        rig.drain();
+        let asked = rig.take_sent().pop().unwrap();
+        assert!(asked.is_for_table);
+        let request = Request::parse(asked.mad.as_ref()).unwrap();
+        let mut mad = request.answer(Answer::Path(record(1))).emit().as_ref()[..120].to_vec();
+        mad.extend((0..sent).flat_map(|_| record(1).octets()));
+        let from = Some(asked.sa.lid);
+        rig.client.handle_input(rig.now, Input::Mad { port: PORT, from, mad: &mad });
+        let answered = rig.client.poll_event().unwrap();
+        assert_eq!(answered.outcome, Outcome::Path(record(1)));
+        assert_eq!(answered.others, vec![record(1); kept]);
+    }
 }
 
 #[test]

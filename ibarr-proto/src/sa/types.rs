@@ -2,6 +2,7 @@
 
 //! Inputs and outputs of the SA client.
 
+use alloc::vec::Vec;
 use core::time::Duration;
 
 use ibarr_common::Instant;
@@ -152,6 +153,8 @@ pub struct Transmit {
     /// How long an answer is useful.
     pub timeout: Duration,
     pub mad: Mad,
+    /// Whether the answer may be longer than a MAD.
+    pub is_for_table: bool,
     /// The ID that ties its answer to it.
     pub transaction: Transaction,
     /// Whether it only probes whether the SA answers.
@@ -159,11 +162,20 @@ pub struct Transmit {
 }
 
 /// The answer to a question. Each question gets exactly one.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 #[expect(missing_docs, reason = "its fields are named for what they hold")]
 pub struct Answered {
     pub id: QuestionId,
     pub outcome: Outcome,
+    /// The paths after the first one, if several were asked for; no more than these.
+    pub others: Vec<PathRecord>,
+}
+
+impl Answered {
+    /// An answer without other paths.
+    pub(super) const fn new(id: QuestionId, outcome: Outcome) -> Self {
+        Self { id, outcome, others: Vec::new() }
+    }
 }
 
 /// The result of a question.

@@ -2,11 +2,13 @@
 
 //! Snapshots that are read, written, damaged and restored.
 
+use std::collections::BTreeSet;
+
 use ibarr_common::ib::{QosClass, ServiceId, Sl};
 use ibarr_common::wire::path_record::Fields;
 use proptest::prelude::*;
 
-use super::super::tests::{Rig, facts, found, name, question};
+use super::super::tests::{Rig, facts, found, name, question, spread};
 use super::super::{Counter, Input, Source};
 use super::*;
 
@@ -203,6 +205,22 @@ fn restored_paths_are_asked_for_at_the_rate_or_given_in_doubt() {
         rig.outcome(question(n));
     }
     assert_eq!(rig.asked.len(), 1_000);
+}
+
+#[test]
+fn first_of_several_paths_is_restored_and_all_are_asked_for() {
+    let lids = |given: Vec<(u16, Source)>| given.into_iter().collect::<BTreeSet<_>>();
+    let mut rig = spread::rig(spread::config());
+    spread::given(&mut rig, 3);
+    let left = Snapshot::parse(&encoded(&snapshot(&rig))).unwrap();
+    assert_eq!(left.paths.len(), 1);
+    let mut rig = spread::rig(spread::config());
+    rig.paths.restore(rig.now, left, Duration::from_mins(1));
+    settle(&mut rig);
+    assert_eq!(lids(spread::given(&mut rig, 4)), [(0x10, Source::Doubted)].into());
+    rig.pass_spread();
+    let lids = lids(spread::given(&mut rig, 4));
+    assert_eq!(lids.iter().map(|(lid, _)| *lid).collect::<Vec<_>>(), [0x10, 0x11, 0x12, 0x13]);
 }
 
 #[test]

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+
+//! Several paths to one destination, given in turn, where ports have several LIDs ([`Config::spread`]).
+//!
+//! The SA is asked for them all in one question. None is made from another one by counting LIDs: by
+//! some routings (LASH, DFSSSP, torus-2QoS) the service level depends on the LIDs. All of an answer
+//! lead from one port to one port, so what is true of the first one is true of all: whether it is
+//! in doubt, contradicted, or expired.
+
+use alloc::vec::Vec;
+
+use ibarr_common::ib::PathRecord;
+use ibarr_common::wire::sa::{PathCount, PathQuestion, Question};
+
+use super::cache::{Cache, Key, Remembered};
+use super::lids::MAX_LMC;
+use super::slab::Slot;
+use super::spread::alike;
+use super::{Config, Paths, PortName};
+
+impl Cache {
+    /// Remembers more paths of an answer, if its first one is remembered.
+    pub(super) fn insert_others(
+        &mut self,
+        key: &Key,
+        first: PathRecord,
+        others: Vec<PathRecord>,
+        lmc: u8,
+    ) {
+        let others = alike(&first, others, lmc);
+        if let Some((slot, remembered)) = self.slot_of(key, first)
+            && !others.is_empty()
+        {
+            self.spread.insert(slot, others, remembered.expires_at);
+        }
+    }
+
+    /// The path whose turn it is, if the answer has others than its first one.
+    pub(super) fn take_turn(&mut self, key: &Key, first: PathRecord) -> PathRecord {
+        if self.spread.is_empty() {
+            return first;
+        }
+        let slot = self.slot_of(key, first).map(|(slot, _)| slot);
+        slot.and_then(|slot| self.spread.take_turn(slot)).unwrap_or(first)
+    }
+
+    /// The paths beside the first one.
+    pub(super) fn others(&self, key: &Key) -> &[PathRecord] {
+        if self.spread.is_empty() {
+            return &[];
+        }
+        self.slot(key).map_or(&[], |slot| self.spread.others(slot))
+    }
+
+    fn slot_of(&self, key: &Key, first: PathRecord) -> Option<(Slot, Remembered)> {
+        let slot = self.slot(key)?;
+        let (_, remembered) = self.entry(slot)?;
+        (remembered.record == Some(first)).then_some((slot, remembered))
+    }
+}
+
+impl Paths {
+    /// All the remembered paths to a destination, if they are several.
+    pub fn several(&self, port: &PortName, question: PathQuestion) -> Vec<PathRecord> {
+        let Ok((_, key, _)) = self.key(port, question) else { return Vec::new() };
+        let others = self.cache.others(&key);
+        let first = self.cache.lookup(self.now, &key).filter(|_| !others.is_empty());
+        let first = first.and_then(|remembered| remembered.record);
+        first.map_or(Vec::new(), |first| [&[first], others].concat())
+    }
+}
+
+impl Config {
+    /// Whether the SA may be asked for several paths.
+    pub fn has_spread(&self) -> bool {
+        self.spread != PathCount::ONE
+    }
+
+    /// What the SA is asked: for as many paths as are wanted, but no more than a port has LIDs. Beyond these OpenSM
+    /// 3.3.23 gives the same LIDs in other pairs.
+    pub(super) fn asked(&self, question: PathQuestion, lmc: u8) -> Question {
+        match PathCount::new((1 << lmc.min(MAX_LMC)).min(self.spread.get())) {
+            Some(count) if count != PathCount::ONE => Question::Paths(question, count),
+            _ => Question::Path(question),
+        }
+    }
+}
