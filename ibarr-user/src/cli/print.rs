@@ -116,7 +116,7 @@ pub(super) fn body(body: &Body) {
         Body::Path { path } => self::path(path),
         Body::Ports { ports } if ports.is_empty() => line("no InfiniBand port"),
         Body::Ports { ports } => ports.iter().for_each(port),
-        Body::Paths { paths, .. } => table(paths.iter().map(cached_path)),
+        Body::Paths { paths, .. } => table(paths.iter().flat_map(cached_path)),
         Body::Counters { counters } => {
             table(counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]));
         }
@@ -233,9 +233,8 @@ fn path(path: &PathAnswer) {
     let chosen = path.chosen.map_or(String::new(), |chosen| format!(" ({})", reason(chosen)));
     line(&format!("{} to {} by {}{chosen}", path.sgid, path.dgid, path.port));
     line(&format!("    {status}{refusal}{source}  {:.2} ms", path.ms.millis()));
-    if let Some(hops) = &path.hops {
-        line(&format!("    {}", self::hops(hops)));
-    }
+    let paths = path.hops.iter().chain(&path.others);
+    paths.for_each(|hops| line(&format!("    {}", self::hops(hops))));
 }
 
 fn reason(chosen: paths::Choice) -> &'static str {
@@ -279,18 +278,16 @@ pub(super) fn hops(hops: &PathHops) -> String {
     format!("LID {slid} to {dlid}, SL {sl}, P_Key {pkey}{mtu}{rate}{router}{one_way}")
 }
 
-fn cached_path(path: &CachedPath) -> Vec<String> {
-    let hops = path.hops.as_ref().map_or_else(|| "no path".to_owned(), hops);
-    let doubted = if path.doubted { "in doubt" } else { "" }.to_owned();
+/// A row for each of its paths.
+fn cached_path(path: &CachedPath) -> Vec<Vec<String>> {
+    let doubted = if path.doubted { "in doubt" } else { "" };
     let expires = format!("expires in {}", seconds(path.expires_in_ms));
-    vec![
-        path.port.to_string(),
-        path.sgid.to_string(),
-        path.dgid.to_string(),
-        hops,
-        doubted,
-        expires,
-    ]
+    let row = |hops: String| {
+        let ends = [path.port.to_string(), path.sgid.to_string(), path.dgid.to_string()];
+        [&ends[..], &[hops, doubted.to_owned(), expires.clone()]].concat()
+    };
+    let none = path.hops.is_none().then(|| "no path".to_owned());
+    none.into_iter().chain(path.hops.iter().chain(&path.others).map(hops)).map(row).collect()
 }
 
 /// Prints the path cache page by page: as one JSON document, or as one table whose columns grow
@@ -310,7 +307,7 @@ impl Paths {
     /// Prints the next page.
     pub(super) fn page(&mut self, paths: &[CachedPath]) {
         if !self.is_json {
-            rows(&mut self.table, paths.iter().map(cached_path));
+            rows(&mut self.table, paths.iter().flat_map(cached_path));
         }
         let mut text = String::new();
         for path in paths.iter().filter(|_| self.is_json) {

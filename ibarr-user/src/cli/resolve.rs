@@ -374,8 +374,8 @@ impl<'a> Report<'a> {
 /// What an answer says, without its times and origin.
 fn said(
     resolved: &Resolved,
-) -> (request::Status, Option<ibarr_common::ib::Gid>, Option<&PathHops>, usize) {
+) -> (request::Status, Option<ibarr_common::ib::Gid>, Vec<&PathHops>, usize) {
     let Answer { status, gid, .. } = resolved.answer;
-    let hops = resolved.path.as_deref().and_then(|path: &PathAnswer| path.hops.as_ref());
-    (status, gid, hops, resolved.mismatches.len())
+    let paths = resolved.path.as_deref().map(PathAnswer::paths).unwrap_or_default();
+    (status, gid, paths, resolved.mismatches.len())
 }

@@ -108,8 +108,9 @@ pub(super) fn of_sa(remembered: &PathAnswer, now: &PathAnswer) -> Option<Mismatc
         Some(hops) => super::print::hops(hops),
         None => remembered.status.to_string(),
     };
+    let is_said = |path| now.paths().contains(&path);
     let message = match (now.status, &now.hops) {
-        (paths::Status::Found, hops) if *hops == remembered.hops => return None,
+        (paths::Status::Found, _) if remembered.hops.as_ref().is_some_and(is_said) => return None,
         (paths::Status::Found, Some(hops)) => {
             let says = super::print::hops(hops);
             format!("the subnet administrator says {says} now, the daemon remembered {}", was())

@@ -185,6 +185,6 @@ mod tests {
         assert_eq!(tables[1].line, Some(5));
         assert_eq!(tables[1].value, serde_json::json!({"gid": "fe80::2", "ip": "10.2.0.6"}));
         let keys = all.iter().filter(|one| !one.value.is_object()).count();
-        assert_eq!((keys, tables.len()), (27, 2));
+        assert_eq!((keys, tables.len()), (28, 2));
     }
 }

@@ -321,6 +321,7 @@ fn list(mistakes: &[Mistake]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ibarr_common::wire::sa::PathCount;
     use ibarr_proto::paths::{self, Qos};
 
     use super::*;
@@ -368,7 +369,7 @@ mod tests {
         }
         // Every key is there: without its "key =", a line of the rendered default would differ.
         let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert_eq!(keys.count(), 27);
+        assert_eq!(keys.count(), 28);
     }
 
     #[test]
@@ -396,6 +397,7 @@ mod tests {
              max-cached = 1000\n\
              repeat-rate = 0\n\
              fallback-interval = \"20s\"\n\
+             spread = 8\n\
              snapshot = \"/var/lib/ibarr/paths\"\n\
              [[static-gid]]\n\
              ip = \"10.2.0.5\"\n\
@@ -416,6 +418,7 @@ mod tests {
             max_cached: 1_000,
             repeat_rate: 0,
             fallback_interval: Duration::from_secs(20),
+            spread: PathCount::new(8).unwrap(),
             on_no_record: NoPath::Fallback,
             on_sa_silent: NoPath::Final,
             ..paths::Config::default()

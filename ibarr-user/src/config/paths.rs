@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ibarr_common::wire::sa::PathCount;
 use ibarr_proto::paths::{self, Qos};
 
 use super::duration;
@@ -23,6 +24,10 @@ fn paths_of(table: &mut Table<'_, '_>, default: paths::Config) -> paths::Config 
         qos: table.value("qos", default.qos, |value| value.word(Qos::Auto, &Qos::ALL)),
         ttl: table.value("cache-ttl", default.ttl, |value| {
             at_least_a_second(value, Duration::from_hours(24))
+        }),
+        spread: table.value("spread", default.spread, |value| {
+            let count = value.number(1..=paths::Config::MOST_SPREAD)?;
+            Ok(PathCount::new(count).unwrap_or(PathCount::ONE))
         }),
         max_cached: table
             .value("max-cached", default.max_cached, |value| value.number(1..=MAX_PATHS)),

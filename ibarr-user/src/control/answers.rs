@@ -284,8 +284,20 @@ pub struct PathAnswer {
     pub refusal: Option<String>,
     /// The path, if found.
     pub hops: Option<PathHops>,
+    /// The other paths to the destination, which are given in turn.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<PathHops>,
     /// Milliseconds from request to answer, within the daemon.
     pub ms: Elapsed,
+}
+
+impl PathAnswer {
+    /// All paths to the destination, by LID.
+    pub fn paths(&self) -> Vec<&PathHops> {
+        let mut paths: Vec<_> = self.hops.iter().chain(&self.others).collect();
+        paths.sort_unstable_by_key(|path| path.dlid);
+        paths
+    }
 }
 
 /// The fields of a PathRecord.
@@ -331,6 +343,9 @@ pub struct CachedPath {
     pub tclass: Option<u8>,
     /// The path; absent if there is none.
     pub hops: Option<PathHops>,
+    /// The paths that are given in turn with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<PathHops>,
     /// Whether the path may be stale.
     pub doubted: bool,
     /// Milliseconds until the entry expires.

@@ -207,7 +207,8 @@ impl Engine {
             settings: Settings { options, config, reloads: Reloads::new(loaded_sender) },
             service,
         };
-        let Self { node, kernel, acm, settings, .. } = &mut engine;
+        let Self { node, kernel, acm, settings, rdma, .. } = &mut engine;
+        rdma.umads.with_tables(settings.config.paths.has_spread());
         settings.config.outdated().into_iter().for_each(|warning| warn!("{warning}"));
         node.handle_input(now, node::Input::Health(health::Input::Start));
         acm.begin(now, &settings.config.acm, node);
@@ -439,7 +440,9 @@ impl Io<Input> for Engine {
                 }
             }
             Output::Answered { id, outcome } => users.addresses.answered(now, id, Some(outcome)),
-            Output::PathAnswered { id, outcome } => users.paths.answered(now, id, outcome),
+            Output::PathAnswered { id, outcome } => {
+                users.paths.answered(now, id, outcome, node.paths());
+            }
             Output::Acm(output) => self.acm.carry_out(now, output, node),
             Output::Sa(transmit) => self.rdma.send(now, &transmit, node),
             Output::Client(output) => queries.carry_out(now, output, node),

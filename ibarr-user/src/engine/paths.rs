@@ -9,7 +9,7 @@ use ibarr_common::Instant;
 use ibarr_common::ib::PathRecord;
 use ibarr_common::wire::path_record::Fields;
 use ibarr_proto::node::{self, Node};
-use ibarr_proto::paths::{self, CompleteQuestion, Outcome, Partial};
+use ibarr_proto::paths::{self, CompleteQuestion, Outcome, Partial, Paths};
 use ibarr_proto::request::{Freshness, UserRequest};
 use ibarr_proto::shares::User;
 use tokio::sync::oneshot;
@@ -63,10 +63,16 @@ impl PathAsks {
         node.handle_input(now, node::Input::ResolvePath(paths::Request { freshness, ..request }));
     }
 
-    pub(super) fn answered(&mut self, now: Instant, id: UserRequest, outcome: Outcome) {
+    pub(super) fn answered(
+        &mut self,
+        now: Instant,
+        id: UserRequest,
+        outcome: Outcome,
+        paths: &Paths,
+    ) {
         let Some(Pending { at, chosen, to }) = self.pending.remove(&id) else { return };
         let ms = Elapsed(now.since(at));
-        let path = Box::new(answer(&chosen, outcome, ms));
+        let path = Box::new(answer(&chosen, outcome, ms, paths));
         // The caller may have disconnected.
         drop(to.send(Body::Path { path }.into()));
     }
@@ -80,14 +86,17 @@ pub(super) fn cached_path(now: Instant, entry: &paths::Cached) -> CachedPath {
         pkey: entry.question.pkey,
         tclass: entry.question.tclass,
         hops: entry.record.as_ref().and_then(hops),
+        others: entry.others.iter().filter_map(hops).collect(),
         doubted: entry.is_doubted,
         expires_in_ms: entry.expires_at.since(now).into(),
     }
 }
 
-fn answer(chosen: &CompleteQuestion, outcome: Outcome, ms: Elapsed) -> PathAnswer {
+fn answer(chosen: &CompleteQuestion, outcome: Outcome, ms: Elapsed, paths: &Paths) -> PathAnswer {
     let CompleteQuestion { port, question, why } = *chosen;
     let (status, record, source, refusal) = outcome.parts();
+    let all = if record.is_some() { paths.several(&port, question) } else { Vec::new() };
+    let others = all.iter().filter(|other| record.as_ref() != Some(other));
     PathAnswer {
         port,
         chosen: Some(why),
@@ -97,6 +106,7 @@ fn answer(chosen: &CompleteQuestion, outcome: Outcome, ms: Elapsed) -> PathAnswe
         source,
         refusal: refusal.map(|refusal| refusal.to_string()),
         hops: record.as_ref().and_then(hops),
+        others: others.filter_map(hops).collect(),
         ms,
     }
 }

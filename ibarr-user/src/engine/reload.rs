@@ -150,6 +150,7 @@ impl Engine {
 
     fn reconfigure(&mut self, now: Instant, config: Config) {
         self.node.reconfigure(now, self.settings.options.node(&config));
+        self.rdma.umads.with_tables(config.paths.has_spread());
         self.snapshots.set_file(now, config.snapshot.clone());
         self.service.levels.configure(config.log_level.clone());
         self.settings.config = config;

@@ -12,9 +12,11 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::thread;
 
-use ibarr_common::wire::umad::{AgentId, Register2Wire};
+use bytes::BytesMut;
+use ibarr_common::wire::umad::{AgentId, MAX_LEN, MAX_TABLE_LEN, Register2Wire};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
@@ -29,6 +31,8 @@ use super::fd;
 pub struct Opened {
     fd: OwnedFd,
     agent: AgentId,
+    /// Of a stand-in, where no agent is registered.
+    for_tables: OnceLock<AgentId>,
 }
 
 impl Opened {
@@ -53,12 +57,13 @@ impl Opened {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-        Ok(Self { fd, agent: AgentId(0) })
+        let agent = AgentId(0);
+        Ok(Self { fd, agent, for_tables: agent.into() })
     }
 
     fn register(fd: OwnedFd) -> io::Result<Self> {
         let agent = register(&fd, Register2Wire::SA_CLIENT)?;
-        Ok(Self { fd, agent })
+        Ok(Self { fd, agent, for_tables: OnceLock::new() })
     }
 }
 
@@ -78,6 +83,8 @@ fn is_socket(path: &Path) -> bool {
 pub struct Device {
     fd: AsyncFd<OwnedFd>,
     agent: AgentId,
+    /// The agent of questions whose answers are tables.
+    for_tables: OnceLock<AgentId>,
     _last: Last,
 }
 
@@ -100,10 +107,10 @@ impl Device {
     /// # Errors
     /// Errors of dup(2) and epoll_ctl(2).
     pub fn adopt(opened: Opened) -> io::Result<Self> {
-        let Opened { fd, agent } = opened;
+        let Opened { fd, agent, for_tables } = opened;
         let last = Last(Some(fd.try_clone()?));
         let fd = fd::watch(fd, Interest::READABLE)?;
-        Ok(Self { fd, agent, _last: last })
+        Ok(Self { fd, agent, for_tables, _last: last })
     }
 
     /// The kernel's id of our agent.
@@ -111,16 +118,52 @@ impl Device {
         self.agent
     }
 
-    /// Waits for a message, and reads it into a buffer that is as long as a message can be. Cancel safe.
+    /// The kernel's id of our agent for tables, if it is registered.
+    pub fn agent_for_tables(&self) -> Option<AgentId> {
+        self.for_tables.get().copied()
+    }
+
+    /// Registers the agent for tables, for which the kernel puts together what comes in several MADs. Called once at most.
+    /// Blocks for as long as the driver does.
+    ///
+    /// # Errors
+    /// Errors of the registration.
+    pub fn register_for_tables(&self) -> io::Result<()> {
+        if self.for_tables.get().is_none() {
+            let agent = register(self.fd.get_ref(), Register2Wire::SA_CLIENT_OF_TABLES)?;
+            self.for_tables.get_or_init(|| agent);
+        }
+        Ok(())
+    }
+
+    /// Waits for a message, and reads it into a buffer that is as long as one with a MAD can be. Cancel safe.
     ///
     /// # Errors
     /// `EIO`, `ENODEV` when the device is gone; `UnexpectedEof` when the stand-in has closed its
     /// socket.
     pub async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.next(|fd| Ok(read(fd, buffer)?)).await
+    }
+
+    /// The same, into a buffer that is made as long as a message can be.
+    ///
+    /// # Errors
+    /// Also `ENOSPC` for a table of more than 64 paths, which stays in the device.
+    pub async fn read_any(&self, buffer: &mut BytesMut) -> io::Result<usize> {
+        self.next(|fd| {
+            // A table may have been asked for while this waited.
+            let longest = if self.for_tables.get().is_some() { MAX_TABLE_LEN } else { MAX_LEN };
+            buffer.resize(longest, 0);
+            Ok(read(fd, buffer)?)
+        })
+        .await
+    }
+
+    async fn next(&self, mut read: impl FnMut(&OwnedFd) -> io::Result<usize>) -> io::Result<usize> {
         loop {
             // For a removed device the kernel only reports an error condition.
             let mut guard = self.fd.ready(Interest::READABLE | Interest::ERROR).await?;
-            match guard.try_io(|fd| Ok(read(fd.get_ref(), buffer)?)) {
+            match guard.try_io(|fd| read(fd.get_ref())) {
                 Ok(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(result) => return result,
                 Err(_would_block) => {}

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use ibarr_common::ib::Lid;
 use ibarr_common::wire::mad;
-use ibarr_common::wire::umad::{MAX_LEN, Received, Send};
+use ibarr_common::wire::umad::{Received, Send};
 use ibarr_proto::paths::PortName;
 use ibarr_proto::sa::{PortIndex, Transmit};
 use tokio::sync::mpsc;
@@ -29,6 +29,8 @@ pub(crate) struct Umads {
     names: Vec<PortName>,
     open: BTreeMap<PortIndex, OpenDevice>,
     blocked: BTreeMap<PortIndex, Fault>,
+    /// Whether questions may have tables as answers.
+    with_tables: bool,
     next: u64,
     events: mpsc::Sender<Event>,
     counters: Arc<Counters>,
@@ -79,9 +81,32 @@ pub(crate) enum SendResult {
 struct OpenDevice {
     opening: u64,
     device: Arc<Device>,
+    /// Whether its agent for tables is registered, or is being so.
+    has_tables: bool,
     task: AbortHandle,
     /// While this exists, the device is not opened again.
     _token: Token,
+}
+
+impl OpenDevice {
+    /// Registers its agent for tables, on a thread: the driver may take its time. A table that is asked for before
+    /// that is not sent, and asked for again.
+    fn register_for_tables(&mut self, port: String) {
+        if std::mem::replace(&mut self.has_tables, true) {
+            return;
+        }
+        let device = Arc::clone(&self.device);
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = device.register_for_tables() {
+                warn!(
+                    message_id = ids::SA_NOT_ASKED,
+                    cause = %error,
+                    %port,
+                    "its subnet administrator cannot be asked for several paths: {error}"
+                );
+            }
+        });
+    }
 }
 
 impl Drop for OpenDevice {
@@ -93,7 +118,7 @@ impl Drop for OpenDevice {
 impl Umads {
     pub(crate) fn new(events: mpsc::Sender<Event>, counters: Arc<Counters>) -> Self {
         let (names, open, blocked) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        Self { names, open, blocked, next: 0, events, counters }
+        Self { names, open, blocked, with_tables: false, next: 0, events, counters }
     }
 
     /// The index of a port. `None` beyond 65,536 ports.
@@ -103,6 +128,16 @@ impl Umads {
             self.names.len() - 1
         });
         u16::try_from(place).ok().map(PortIndex)
+    }
+
+    /// Questions may have tables as answers, or may not. Must be called within a runtime.
+    pub(crate) fn with_tables(&mut self, with_tables: bool) {
+        self.with_tables = with_tables;
+        let Self { names, open, .. } = self;
+        for (PortIndex(port), open) in open.iter_mut().filter(|_| with_tables) {
+            let name = names.get(usize::from(*port)).map(PortName::to_string);
+            open.register_for_tables(name.unwrap_or_default());
+        }
     }
 
     /// Takes over the open umad device of a port. Must be called within a runtime.
@@ -118,7 +153,11 @@ impl Umads {
         let name = self.name(port);
         info!(message_id = ids::SA_ASKED, port = %name, "asking its subnet administrator");
         self.blocked.remove(&port);
-        self.open.insert(port, OpenDevice { opening, device, task, _token: token });
+        let mut open = OpenDevice { opening, device, has_tables: false, task, _token: token };
+        if self.with_tables {
+            open.register_for_tables(name);
+        }
+        self.open.insert(port, open);
     }
 
     /// Notes that the umad device of a port is not open, for this reason; `None` if it is unknown
@@ -157,8 +196,14 @@ impl Umads {
         let Some(OpenDevice { device, .. }) = self.open.get(&transmit.port) else {
             return SendResult::Refused;
         };
+        let agent =
+            if transmit.is_for_table { device.agent_for_tables() } else { Some(device.agent()) };
+        let Some(agent) = agent else {
+            self.counters.count(Counter::MadNotSent);
+            return SendResult::Refused;
+        };
         let message = Send {
-            agent: device.agent(),
+            agent,
             to: transmit.sa.lid,
             sl: transmit.sa.sl,
             pkey_index: transmit.sa.pkey_index,
@@ -191,13 +236,12 @@ impl Umads {
                 return EventKind::Lost(event.port);
             }
         };
+        let is_ours = |agent| agent == device.agent() || Some(agent) == device.agent_for_tables();
         match Received::parse(packet) {
-            Ok(Received::Mad { agent, from, mad }) if agent == device.agent() => {
+            Ok(Received::Mad { agent, from, mad }) if is_ours(agent) => {
                 EventKind::Mad { port: event.port, from, mad }
             }
-            Ok(Received::Unanswered { agent, .. }) if agent == device.agent() => {
-                EventKind::Unanswered
-            }
+            Ok(Received::Unanswered { agent, .. }) if is_ours(agent) => EventKind::Unanswered,
             Ok(_) => self.malformed(Counter::UmadAgent),
             Err(mad::Error::Truncated) => self.malformed(Counter::UmadTruncated),
             Err(_) => self.malformed(Counter::UmadMalformed),
@@ -240,8 +284,7 @@ fn is_passing(error: &io::Error) -> bool {
 async fn read_all(port: PortIndex, opening: u64, device: Arc<Device>, events: mpsc::Sender<Event>) {
     let mut buffer = BytesMut::new();
     loop {
-        buffer.resize(MAX_LEN, 0);
-        let what = device.read(&mut buffer).await.map(|len| buffer.split_to(len).freeze());
+        let what = device.read_any(&mut buffer).await.map(|len| buffer.split_to(len).freeze());
         let is_lost = what.is_err();
         // The engine is gone.
         if events.send(Event { port, opening, what }).await.is_err() || is_lost {
