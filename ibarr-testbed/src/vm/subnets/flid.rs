@@ -6,7 +6,7 @@
 //! In each subnet, the FLID of the other one is a LID of the router's port. A real router has FLIDs beside
 //! its LIDs; OpenSM cannot give it such.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::PKey;
 
 use super::{
-    A_PORT, A_SECOND, B_PORT, CHILD_ROUTES, FAR, FAR_CHILD, INTERFACES, NEAR, ROUTER_LIDS, ROUTES,
-    Subnets, alias, by_acm, connection, gid, lid, routes,
+    A_PORT, A_SECOND, B_PORT, CHILD_ROUTES, FAR, FAR_CHILD, INTERFACES, NEAR, R_PORT, ROUTER_LIDS,
+    ROUTES, Subnets, alias, by_acm, connection, gid, lid, routes,
 };
 use crate::report::Report;
 use crate::rig::{self, B, Caller, Ibarr, Place, eventually, ip, rping, spawn};
@@ -59,6 +59,10 @@ fn prove(report: &mut Report, subnets: &mut Subnets) {
     } else {
         report.claim(claim, lmc(&here));
     }
+    report.claim(
+        "spread over four LIDs: the kernel's questions get each in turn, the SA gets one",
+        spread(&here),
+    );
     report.claim("with quality of service, packets have the path's service level", level());
     report.claim("alias GIDs that OpenSM gives have paths and connections", alias::works(&here));
     report.claim("a bond of two IPoIB interfaces stands in for the first one", bond(&here));
@@ -79,11 +83,17 @@ fn leaves(here: &Ibarr) -> Result<()> {
 
 /// Makes a connection, and checks the LIDs of its packets on the first link of both directions.
 fn by_flids() -> Result<()> {
+    by_flids_from(0)
+}
+
+/// The same, where a port's own LIDs differ in so many low bits.
+fn by_flids_from(lmc: u8) -> Result<()> {
     let wanted = [(lid(A_PORT)?, FLIDS[1]), (lid(B_PORT)?, FLIDS[0])];
     let seen = connection(|| rping(B, FAR))?;
     for (from, (slid, dlid)) in [A_PORT, B_PORT].into_iter().zip(wanted) {
         let (sgid, mut packets) = (gid(from)?, 0);
-        for one in seen.iter().filter(|one| one.sgid == sgid && one.slid == slid) {
+        let is_own = |lid: u16| lid >> lmc == slid >> lmc;
+        for one in seen.iter().filter(|one| one.sgid == sgid && is_own(one.slid)) {
             ensure!(one.dlid == dlid, "{from} sends to LID {:#x}, not {dlid:#x}", one.dlid);
             packets += 1;
         }
@@ -123,6 +133,35 @@ fn lmc(here: &Ibarr) -> Result<()> {
         Ok(())
     })?;
     by_flids()
+}
+
+/// Twice the four LIDs of the router's port, from one question to the SA. It is asked for no more paths than a port has
+/// LIDs.
+fn spread(here: &Ibarr) -> Result<()> {
+    here.reconfigure("[paths]\nspread = 8\n")?;
+    let counts =
+        || -> Result<_> { Ok([here.count("paths.found-sa")?, here.count("paths.found-cache")?]) };
+    eventually(|| {
+        here.flush()?;
+        let before = counts()?;
+        let caller = Caller::patient()?;
+        let paths = (0..8).map(|_| caller.path_to(FAR)).collect::<Result<Vec<_>>>()?;
+        let after = counts()?;
+        ensure!(after == [before[0] + 1, before[1] + 7], "{before:?} {after:?}");
+        let lids: Vec<_> = paths.iter().map(|path| path.dlid.get()).collect();
+        let own: BTreeSet<_> = paths.iter().map(|path| path.slid.get()).collect();
+        let base = FLIDS[1] >> 2 << 2;
+        ensure!(lids[..4] == lids[4..] && own.len() == 4, "{lids:?} from {own:?}");
+        let mut once = lids[..4].to_vec();
+        once.sort_unstable();
+        ensure!(once == [base, base + 1, base + 2, base + 3], "{lids:?}");
+        Report::note(format_args!("by LIDs {lids:x?}, from {own:x?}"));
+        Ok(())
+    })?;
+    if version::linux()? >= version::ALL_PATHS {
+        by_flids_from(2)?;
+    }
+    here.reconfigure("")
 }
 
 fn level() -> Result<()> {
