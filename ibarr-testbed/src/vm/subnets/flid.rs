@@ -15,8 +15,8 @@ use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::PKey;
 
 use super::{
-    A_PORT, A_SECOND, B_PORT, CHILD_ROUTES, FAR, FAR_CHILD, INTERFACES, NEAR, R_PORT, ROUTER_LIDS,
-    ROUTES, Subnets, alias, by_acm, connection, gid, lid, routes,
+    A_PORT, A_SECOND, B_PORT, CHILD_ROUTES, FAR, FAR_CHILD, GROUP, INTERFACES, NEAR, R_PORT,
+    ROUTER_LIDS, ROUTES, Subnets, alias, by_acm, connection, gid, lid, routes,
 };
 use crate::report::Report;
 use crate::rig::{self, B, Caller, Ibarr, Place, eventually, ip, rping, spawn};
@@ -49,6 +49,10 @@ fn prove(report: &mut Report, subnets: &mut Subnets) {
         gid(A_PORT).and_then(|ours| by_acm(&here, [ours, gid(B_PORT)?]))
     });
     report.claim("so it does in a second partition", partition());
+    report.claim(
+        "rate and MTU of a partition are its groups': its paths have the links', or are none",
+        limited(),
+    );
     report.claim(
         "the managers give ports four LIDs each, and a service level",
         subnets.restart(2, &format!(", sl={SL}")),
@@ -121,6 +125,31 @@ fn partition() -> Result<()> {
         let packets = counts.get(&(Some(0x8001), dlid)).copied().unwrap_or(0);
         ensure!(packets > 10, "to {dlid:#x}: {counts:?}");
     }
+    Ok(())
+}
+
+/// This port is a limited member of a partition whose groups are slow: there is a path to a full member, as fast as in
+/// the default partition, and none to a limited one. A group is no destination of a path.
+fn limited() -> Result<()> {
+    let ask = |gid: &str, pkey: &str| {
+        let words = format!("--port ibtun0/1 --pkey {pkey} --run-dir /run/ibarr-here --json");
+        // The exit status is not 0 if there is no path.
+        let line = format!("ibarr path {gid} {words} 2>&1 || true");
+        rig::run(Place::Here, &["busybox", "sh", "-c", &line])
+    };
+    let [full, other] = [gid(R_PORT)?.to_string(), gid(A_SECOND)?.to_string()];
+    let speed = |said: &str| -> Result<String> {
+        let from = said.find("\"mtu\"").with_context(|| format!("no path: {said}"))?;
+        let rest = &said[from..];
+        Ok(rest[..rest.find(",\"pkey\"").unwrap_or(rest.len())].to_owned())
+    };
+    let (usual, there) = (ask(&full, "0xffff")?, ask(&full, "0x0002")?);
+    ensure!(speed(&usual)? == speed(&there)?, "{usual} {there}");
+    let none = ask(&other, "0x0002")?;
+    ensure!(none.contains("\"status\":\"no-record\""), "{none}");
+    let group = ask(GROUP, "0x0002")?;
+    ensure!(!group.contains("\"status\""), "{group}");
+    Report::note(format_args!("{} {}", there.trim(), group.trim()));
     Ok(())
 }
 

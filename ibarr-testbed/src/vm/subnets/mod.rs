@@ -59,6 +59,9 @@ const ROUTES: [(Place, &str, &str); 2] =
 const CHILD_ROUTES: [(Place, &str, &str); 2] =
     [(Place::Here, "10.4.0.0/24", "10.3.0.254"), (B, "10.3.0.0/24", "10.4.0.254")];
 
+/// A multicast group that only the third partition has.
+const GROUP: &str = "ff12:401b:2::707";
+
 struct Subnets {
     /// Of the GIDs, by subnet.
     prefixes: [u64; 2],
@@ -131,9 +134,13 @@ fn manager(subnet: usize, prefix: u64, lmc: u8, partition: &str) -> Result<Proce
     fs::write(format!("{directory}/guid2lid"), lids)?;
     // To any other prefix by any router.
     fs::write(format!("{directory}/prefix-routes"), "* *\n")?;
+    // The third one has a slow group, and one full member in the first subnet.
+    let full = rig::guid_of(Place::Here, R_PORT)?;
     let partitions = format!(
         "Default=0x7fff, ipoib{partition} : ALL=full, SELF=full;\n\
-         children=0x0001, ipoib : ALL=full;\n"
+         children=0x0001, ipoib : ALL=full;\n\
+         slow=0x0002, ipoib, rate=2, mtu=2 :\n    mgid={GROUP}, rate=2, mtu=2\n    \
+         ALL=limited, {full}=full;\n"
     );
     fs::write(format!("{directory}/partitions"), partitions)?;
     let qos = if partition.is_empty() { "FALSE" } else { "TRUE" };
