@@ -48,7 +48,7 @@ fn untouched_configuration_of_1_0_0_is_replaced_and_comes_back() {
     let node = with_first();
     node.ok("dpkg --install /ibarr.deb");
     assert_eq!(read(&node), PACKAGED);
-    assert_eq!(node.ok("ls -A /etc/ibarr"), "ibarr.d\nibarr.toml");
+    assert_eq!(node.ok("ls -A /etc/ibarr"), "ibarr.d\nibarr.toml\nnetns");
     // Nothing is changed from its default.
     assert!(!node.ok("ibarr config").contains(FILE));
     node.ok("dpkg --install /first.deb");
@@ -64,7 +64,7 @@ fn upgrades_keep_an_edited_configuration_without_a_question() {
     build(&node, "later", "9.0", "echo '#lease = \"9s\"' >> usr/share/ibarr/ibarr.toml");
     node.ok("dpkg --install /later.deb");
     assert_eq!(read(&node), edited);
-    assert_eq!(node.ok("ls -A /etc/ibarr"), "ibarr.d\nibarr.toml");
+    assert_eq!(node.ok("ls -A /etc/ibarr"), "ibarr.d\nibarr.toml\nnetns");
 }
 
 #[test]

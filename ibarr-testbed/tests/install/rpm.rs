@@ -44,7 +44,10 @@ fn rpm_keeps_a_configuration_that_was_changed() {
     let flags = rpm(&["--query", "--queryformat", "[%{FILENAMES} %{FILEFLAGS:fflags}\n]"]);
     let configuration: Vec<_> = flags.lines().filter(|line| line.starts_with("/etc/")).collect();
     // c: configuration; n: a new version does not replace it.
-    assert_eq!(configuration, ["/etc/ibarr ", "/etc/ibarr/ibarr.d ", "/etc/ibarr/ibarr.toml cn"]);
+    assert_eq!(
+        configuration,
+        ["/etc/ibarr ", "/etc/ibarr/ibarr.d ", "/etc/ibarr/ibarr.toml cn", "/etc/ibarr/netns "]
+    );
 }
 
 #[test]
