@@ -226,8 +226,8 @@ fn switch_answers_for_its_counters_by_lid() {
     assert_eq!(counters.sent_packets.get(), before.sent_packets);
 }
 
-/// Two subnets with a router between them, each with its own manager.
-const TWO_SUBNETS: &str = r#"
+/// Three subnets with routers between them, each with its own manager.
+const SUBNETS: &str = r#"
 Switch 4 "S1"
 [1] "H1"[1]
 [2] "R"[1]
@@ -235,16 +235,25 @@ Switch 4 "S1"
 Switch 4 "S2"
 [1] "H2"[1]
 [2] "R"[2]
+[3] "Q"[1]
+
+Switch 4 "S3"
+[1] "H3"[1]
+[2] "Q"[2]
 
 Ca 1 "H1"
 
 Ca 1 "H2"
 
+Ca 1 "H3"
+
 rtguid=0x300000
 Rt 2 "R"
+
+Rt 2 "Q"
 "#;
 
-/// A host in each subnet, and the router.
+/// A host in the first and in the second subnet, and the router between them.
 struct Routed {
     subnet: Subnet,
     here: Gid,
@@ -258,28 +267,38 @@ struct Routed {
 
 /// The prefix of the other subnet.
 const AWAY: u64 = 0xfec0_0000_0000_0002;
-const OTHER: u64 = 0xfec0_0000_0000_0003;
+/// The prefix of the third.
+const BEYOND: u64 = 0xfec0_0000_0000_0003;
+/// No subnet has it.
+const OTHER: u64 = 0xfec0_0000_0000_0004;
 
 fn gid(prefix: u64, guid: Guid) -> Gid {
     Gid::new((u128::from(prefix) << 64 | u128::from(guid.get())).to_be_bytes()).unwrap()
 }
 
+/// The manager gives the ports at the ends of these paths a prefix.
+fn give_prefix(subnet: &mut Subnet, paths: &[&[u8]], prefix: u64) {
+    for path in paths {
+        let mut info: PortInfoWire = port_info(&subnet.get(path, PORT_INFO, 0));
+        info.gid_prefix = prefix.into();
+        info.speed_supported_state &= 0xf0;
+        info.physical_default &= 0x0f;
+        subnet.set(path, PORT_INFO, 0, info.as_bytes());
+    }
+}
+
 impl Routed {
     fn up(routing: &str) -> Self {
-        let text = TWO_SUBNETS.replace("rtguid", &format!("routing={routing}\nrtguid"));
+        let text = SUBNETS.replace("rtguid", &format!("routing={routing}\nrtguid"));
         let mut subnet = Subnet::new(&text, "H1");
-        // The subnets share no link, so each manager sees its own; both start at LID 1.
+        // The subnets share no link, so each manager sees its own; all start at LID 1.
         let left = subnet.bring_up();
+        subnet.set_manager("H3");
+        subnet.bring_up();
+        give_prefix(&mut subnet, &[&[], &[1, 2]], BEYOND);
         subnet.set_manager("H2");
         let right = subnet.bring_up();
-        // The second subnet gets another prefix.
-        for path in [&[][..], &[1, 2]] {
-            let mut info: PortInfoWire = port_info(&subnet.get(path, PORT_INFO, 0));
-            info.gid_prefix = AWAY.into();
-            info.speed_supported_state &= 0xf0;
-            info.physical_default &= 0x0f;
-            subnet.set(path, PORT_INFO, 0, info.as_bytes());
-        }
+        give_prefix(&mut subnet, &[&[], &[1, 2], &[1, 3]], AWAY);
         let guid_of = |name: &str| {
             let port = subnet.port(name);
             subnet.fabric.topology().node(port.node).unwrap().port_guid(port.number).unwrap()
@@ -366,6 +385,19 @@ fn router_by_lid_takes_the_low_bits_of_the_gid() {
     routed.is_dropped(gid(AWAY, Guid::new(0x1_0000)), 64, DropReason::GlobalRoute);
     routed.is_dropped(gid(OTHER, Guid::new(lid)), 64, DropReason::GlobalRoute);
     routed.is_dropped(gid(AWAY, Guid::new(lid)), 1, DropReason::HopLimit);
+}
+
+#[test]
+fn router_sends_to_a_subnet_behind_another_router() {
+    let mut routed = Routed::up("guid");
+    let port = routed.subnet.port("H3");
+    let guid = routed.subnet.fabric.topology().node(port.node).unwrap().port_guid(port.number);
+    let beyond = gid(BEYOND, guid.unwrap());
+    routed.send(beyond, 3);
+    let arrived = routed.subnet.take(port);
+    assert_eq!(Packet::parse(&arrived[0]).unwrap().grh.unwrap().hop_limit, 1);
+    // Each router takes a hop.
+    routed.is_dropped(beyond, 2, DropReason::HopLimit);
 }
 
 #[test]
