@@ -4,6 +4,7 @@
 
 mod caller;
 mod ibarr;
+mod manager;
 mod nudges;
 mod query;
 mod who;
@@ -14,6 +15,7 @@ pub(crate) use ibtun_guest::rig::*;
 
 pub(crate) use self::caller::Caller;
 pub(crate) use self::ibarr::{Ibarr, bpf_dir};
+pub(crate) use self::manager::{Manager, put};
 pub(crate) use self::nudges::survive_nudges;
 pub(crate) use self::query::query;
 pub(crate) use self::who::Who;

@@ -24,7 +24,9 @@ use ibarr_common::ib::{Gid, Lid, PKey};
 
 use crate::acm::SERVE;
 use crate::init;
-use crate::rig::{self, B, Ibarr, Place, Process, R, capture, eventually, ip, pair, spawn};
+use crate::rig::{
+    self, B, Ibarr, Manager, Place, Process, R, capture, eventually, ip, pair, spawn,
+};
 
 /// A LID of the router's port in each subnet.
 const ROUTER_LIDS: [u16; 2] = [0x42, 0x52];
@@ -126,37 +128,15 @@ impl Subnets {
 
 /// OpenSM of a subnet. The router's port in it has one of [`ROUTER_LIDS`] among its LIDs.
 fn manager(subnet: usize, prefix: u64, lmc: u8, partition: &str) -> Result<Process> {
-    let directory = env::temp_dir().join(format!("sm{subnet}")).display().to_string();
-    fs::create_dir_all(&directory).context(directory.clone())?;
-    let first = ROUTER_LIDS[subnet] >> lmc << lmc;
-    let last = first + (1 << lmc) - 1;
-    let lids = format!("{} 0x{first:04x} 0x{last:04x}\n", ROUTER[subnet]);
-    fs::write(format!("{directory}/guid2lid"), lids)?;
-    // To any other prefix by any router.
-    fs::write(format!("{directory}/prefix-routes"), "* *\n")?;
+    let (name, port) = [("1", SM_PORT), ("2", B_PORT)][subnet];
+    let lids = &[(ROUTER[subnet].to_owned(), ROUTER_LIDS[subnet])];
     // The third one has a slow group, and one full member in the first subnet.
     let full = rig::guid_of(Place::Here, R_PORT)?;
-    let partitions = format!(
-        "Default=0x7fff, ipoib{partition} : ALL=full, SELF=full;\n\
-         children=0x0001, ipoib : ALL=full;\n\
-         slow=0x0002, ipoib, rate=2, mtu=2 :\n    mgid={GROUP}, rate=2, mtu=2\n    \
+    let others = &format!(
+        "slow=0x0002, ipoib, rate=2, mtu=2 :\n    mgid={GROUP}, rate=2, mtu=2\n    \
          ALL=limited, {full}=full;\n"
     );
-    fs::write(format!("{directory}/partitions"), partitions)?;
-    let qos = if partition.is_empty() { "FALSE" } else { "TRUE" };
-    let config = format!(
-        "force_log_flush TRUE\nsubnet_prefix 0x{prefix:016x}\nlmc {lmc}\nhonor_guid2lid_file TRUE\n\
-         prefix_routes_file {directory}/prefix-routes\nqos {qos}\n"
-    );
-    fs::write(format!("{directory}/opensm.conf"), config)?;
-    let port = [SM_PORT, B_PORT][subnet];
-    let guid = rig::guid_of(Place::Here, port)?;
-    let cache = format!("OSM_CACHE_DIR={directory}/");
-    let [config, partitions, log] =
-        ["opensm.conf", "partitions", "log"].map(|file| format!("{directory}/{file}"));
-    let words = ["busybox", "env", &cache, "opensm", "-F", &config, "--guid", &guid];
-    let files = ["--Pconfig", &partitions, "--log_file", &log];
-    spawn(&format!("opensm-{subnet}"), Place::Here, &[&words[..], &files].concat())
+    Manager { name, place: Place::Here, port, prefix, lmc, partition, others, lids }.start()
 }
 
 fn routes(routes: [(Place, &str, &str); 2]) -> Result<()> {
