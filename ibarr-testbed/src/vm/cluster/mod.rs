@@ -13,6 +13,7 @@
 //! ```
 
 mod faults;
+mod moving;
 mod other;
 pub(crate) mod storage;
 pub(crate) mod there;

@@ -44,21 +44,13 @@ impl Programs {
     /// The HCA and the subnet manager, when the guest is there.
     pub(super) fn start() -> Result<Self> {
         let boot = eventually(boot)?;
-        let fabric = format!("udp:{FIRST}:7471");
-        let join = ["ibfab", "join", &fabric, TOPOLOGY, "B", "--key", KEY];
-        let join = spawn("other-ibfab", Place::Other, &join)?;
+        let join = join(TOPOLOGY)?;
         let opensm = rig::opensm_at(Place::Other, B_PORT, &STANDBY)?;
         Ok(Self { join, opensm, daemon: None, boot })
     }
 
     pub(super) fn start_daemon(&mut self) -> Result<()> {
-        let daemon = spawn("other-ibarr", Place::Other, &[OWN, "service"])?;
-        eventually(|| {
-            let said = daemon.said()?;
-            ensure!(said.lines().any(|line| line == "ready"), "{said}");
-            Ok(())
-        })?;
-        self.daemon = Some(daemon);
+        self.daemon = Some(daemon()?);
         Ok(())
     }
 
@@ -82,6 +74,25 @@ impl Programs {
         ensure!(now == self.boot, "it has started again");
         Ok(())
     }
+}
+
+/// Joins the fabric as B.
+pub(super) fn join(topology: &str) -> Result<Process> {
+    let fabric = format!("udp:{FIRST}:7471");
+    spawn("other-ibfab", Place::Other, &["ibfab", "join", &fabric, topology, "B", "--key", KEY])
+}
+
+/// Starts `ibarr`, and waits until it is ready.
+pub(super) fn daemon() -> Result<Process> {
+    let daemon = spawn("other-ibarr", Place::Other, &[OWN, "service"])?;
+    eventually(|| {
+        let said = daemon.said()?;
+        // The log has earlier daemons, too.
+        let own = said.rsplit("$ ").next().unwrap_or_default();
+        ensure!(own.lines().any(|line| line == "ready"), "{said}");
+        Ok(())
+    })?;
+    Ok(daemon)
 }
 
 /// The identity of the kernel's start.

@@ -12,34 +12,25 @@ pub(crate) mod writer;
 
 use std::fmt;
 use std::process::ExitCode;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
 use self::writer::Writer;
-use super::{B_PORT, Cluster, FAR, FIRST, R, link, other, there};
+use super::moving::Moving;
+use super::{Cluster, FAR, FIRST, R, link, other, there};
 use crate::report::Report;
 use crate::rig::{self, Place, Who, eventually, ip};
 
 const B_SECOND: &str = "ibtun0/ports/2";
 
-/// An address of storage, and the interface whose neighbour entry follows it.
-#[derive(Clone, Copy, Debug)]
-struct Way {
-    address: &'static str,
-    learns: (Place, &'static str),
-}
-
-const ACROSS: Way = Way { address: "10.2.0.50", learns: (R, "ib2") };
-const INSIDE: Way = Way { address: "10.1.0.50", learns: (Place::Here, "ib0") };
+const ACROSS: Moving = Moving { address: "10.2.0.50", learns: (R, "ib2"), is_on_alias: false };
+const INSIDE: Moving =
+    Moving { address: "10.1.0.50", learns: (Place::Here, "ib0"), is_on_alias: false };
 
 /// How many blocks are written before the link fails, and after storage is back: so few that those of the pause are
 /// not written again.
 const ENOUGH: usize = 10;
-/// How long the address has no owner.
-const TAKEOVER: Duration = Duration::from_secs(1);
-
 pub(crate) fn run() -> ExitCode {
     let mut report = Report::default();
     let linked = link(FIRST).and_then(|()| eventually(other::boot).map(drop));
@@ -56,13 +47,15 @@ pub(crate) fn run() -> ExitCode {
 fn prove(report: &mut Report, cluster: &mut Cluster) {
     report.claim("ibarr of the package runs on both kernels", cluster.start_daemons());
     report.claim("the server has two ports in its IP subnet", second_port());
-    report.claim("it exports a disk and a directory", nvme::listen().and_then(|()| nfs::export()));
+    report.claim("it exports a disk and a directory", export());
     for who in Who::ALL {
         report.claim(&format!("{who} is the one who resolves"), cluster.resolves(who));
         for storage in [Storage::Nvme, Storage::Nfs] {
             let claim = format!("{storage}, {who}: writing goes on, and no byte differs");
             // A round that has failed does not leave all as it was.
-            let Some(pause) = report.claim(&claim, storage.round(way_of(who))) else { return };
+            let Some(pause) = report.claim(&claim, storage.round(address_of(who), "")) else {
+                return;
+            };
             Report::figure(format_args!(
                 "{storage}, {who}: a pause of {:.1} s",
                 pause.as_secs_f64()
@@ -82,7 +75,7 @@ pub(super) fn disk() -> Result<()> {
 }
 
 /// Inside an IP subnet the kernel resolves alone.
-fn way_of(who: Who) -> Way {
+fn address_of(who: Who) -> Moving {
     if who == Who::KernelAlone { INSIDE } else { ACROSS }
 }
 
@@ -124,21 +117,13 @@ fn one_subnet() -> Result<()> {
     Ok(())
 }
 
-impl Way {
-    fn gives(self, name: &str) -> Result<()> {
-        ip(Place::Other, &format!("address add {}/32 dev {name}", self.address))?;
-        // As gratuitous ARP does it.
-        let (place, device) = self.learns;
-        ip(place, &format!("neighbour flush to {} dev {device}", self.address)).map(drop)
-    }
-
-    fn takes(self, name: &str) -> Result<()> {
-        ip(Place::Other, &format!("address del {}/32 dev {name}", self.address)).map(drop)
-    }
+/// The other guest exports a disk and a directory, at all its addresses.
+pub(super) fn export() -> Result<()> {
+    nvme::listen().and_then(|()| nfs::export())
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Storage {
+pub(super) enum Storage {
     Nvme,
     Nfs,
 }
@@ -153,42 +138,30 @@ impl fmt::Display for Storage {
 }
 
 impl Storage {
-    /// How long the pauses are of a client that writes while the address moves. Afterwards all is as before.
-    fn round(self, way: Way) -> Result<Duration> {
-        way.gives("ib0")?;
+    /// How long the pauses are of a client that writes while the address moves. NFS is mounted with further options.
+    /// Afterwards all is as before.
+    pub(super) fn round(self, moving: Moving, of_nfs: &str) -> Result<Duration> {
+        moving.begins()?;
         let (client, server) = match self {
-            Self::Nvme => (nvme::connect(way.address)?, nvme::DISK),
-            Self::Nfs => (nfs::mount(way.address)?, nfs::FILE),
+            Self::Nvme => (nvme::connect(moving.address)?, nvme::DISK),
+            Self::Nfs => (nfs::mount(moving.address, of_nfs)?, nfs::FILE),
         };
         let writer = Writer::begin(client)?;
-        let moved = Self::moves(way, &writer);
-        if moved.is_err() && self == Self::Nfs {
+        let goes_on = writer
+            .stores(ENOUGH)
+            .and_then(|()| moving.moves())
+            .and_then(|()| writer.stores(ENOUGH));
+        if goes_on.is_err() && self == Self::Nfs {
             // A process that waits for its storage cannot be killed.
             nfs::give_up()?;
         }
-        moved?;
+        goes_on?;
         let pause = writer.end(server)?;
         match self {
             Self::Nvme => nvme::disconnect()?,
             Self::Nfs => nfs::unmount()?,
         }
-        fault("on")?;
-        way.takes("ib1")?;
-        rig::is_active(Place::Other, B_PORT)?;
-        rig::is_up(Place::Other, "ib0")?;
+        moving.ends()?;
         Ok(pause)
     }
-
-    fn moves(way: Way, writer: &Writer) -> Result<()> {
-        writer.stores(ENOUGH)?;
-        fault("off")?;
-        thread::sleep(TAKEOVER);
-        way.takes("ib0")?;
-        way.gives("ib1")?;
-        writer.stores(ENOUGH)
-    }
-}
-
-fn fault(state: &str) -> Result<()> {
-    rig::run(Place::Here, &["ibfab", "fault", "cable", "B", state]).map(drop)
 }

@@ -25,8 +25,9 @@ pub(super) fn export() -> Result<()> {
     shell(Place::Other, EXPORT)
 }
 
-pub(super) fn mount(address: &str) -> Result<&'static str> {
-    let options = "proto=rdma,port=20049,vers=4.2";
+/// The defaults of an option are the kernel's, if it is not among `more`.
+pub(super) fn mount(address: &str, more: &str) -> Result<&'static str> {
+    let options = format!("proto=rdma,port=20049,vers=4.2{more}");
     let mount = format!("mkdir -p /run/mounted; mount.nfs {address}:/ /run/mounted -o {options}");
     shell(Place::Here, &mount)?;
     Ok(MOUNTED)
