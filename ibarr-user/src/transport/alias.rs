@@ -47,7 +47,7 @@ pub fn ask(
     let (Some(lid), Some(to)) = (facts.lid, facts.sm_lid) else {
         return Err(AliasError::NotActive);
     };
-    let entry = free(facts).ok_or(AliasError::Full)?;
+    let entry = entry(facts, guid).ok_or(AliasError::Full)?;
     let mad = request(lid, entry, guid);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -69,9 +69,14 @@ pub fn ask(
     })
 }
 
-/// The first free entry in the first block of a port's table.
-fn free(facts: &PortFacts) -> Option<u8> {
-    (1..8).find(|&entry| facts.gids.entries().all(|(GidIndex(index), _)| index != u16::from(entry)))
+/// The entry in the first block of a port's table that has the GUID, or else the first free one.
+fn entry(facts: &PortFacts, guid: Guid) -> Option<u8> {
+    let at = |entry: u8| {
+        let mut entries = facts.gids.entries();
+        entries.find(|(GidIndex(index), _)| *index == u16::from(entry)).map(|(_, gid)| gid.guid())
+    };
+    let has = |entry: &u8| at(*entry) == Some(guid);
+    (1..8).find(has).or_else(|| (1..8).find(|&entry| at(entry).is_none()))
 }
 
 /// SubnAdmSet(GUIDInfoRecord) for one entry of the first block (IBA volume 1, 15.2.5.18).
@@ -98,15 +103,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_free_entry_is_asked_for() {
+    fn entry_with_the_guid_or_the_first_free_one_is_asked_for() {
+        let (other, asked) = (Guid::new(1), Guid::new(0x0002_c903_0000_0001));
         let facts = |entries: &[u16]| {
             let gid = "fec0::1:2:c903:0:1".parse().unwrap();
             let gids = entries.iter().map(|&index| (GidIndex(index), gid)).collect();
             PortFacts { gids, ..PortFacts::default() }
         };
-        assert_eq!(free(&facts(&[0])), Some(1));
-        assert_eq!(free(&facts(&[0, 1, 3])), Some(2));
-        assert_eq!(free(&facts(&[0, 1, 2, 3, 4, 5, 6, 7])), None);
+        assert_eq!(entry(&facts(&[0]), other), Some(1));
+        assert_eq!(entry(&facts(&[0, 1, 3]), other), Some(2));
+        assert_eq!(entry(&facts(&[0, 1, 2, 3, 4, 5, 6, 7]), other), None);
+        assert_eq!(entry(&facts(&[0, 2]), asked), Some(2));
+        assert_eq!(entry(&facts(&[0]), asked), Some(1));
     }
 
     #[test]

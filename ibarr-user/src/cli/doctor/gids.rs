@@ -24,6 +24,8 @@ pub(super) struct Ipoib {
     /// Of its partition, as sysfs writes it.
     pkey: String,
     address: IpoibHwAddr,
+    /// It is up, and has not joined its broadcast group.
+    lacks_carrier: bool,
 }
 
 impl Ipoib {
@@ -41,7 +43,9 @@ pub(super) fn interfaces(sys: &Path) -> Vec<Ipoib> {
         let is_ipoib = text(&dir.join("type")).as_deref() == Some(machine::INFINIBAND);
         let address = IpoibHwAddr::parse(&octets).filter(|_| is_ipoib)?;
         let pkey = text(&dir.join("pkey")).unwrap_or_default();
-        Some(Ipoib { name: machine::name(dir), pkey, address })
+        // The file cannot be read if the interface is down.
+        let lacks_carrier = text(&dir.join("carrier")).as_deref() == Some("0");
+        Some(Ipoib { name: machine::name(dir), pkey, address, lacks_carrier })
     };
     machine::entries(&sys.join("class/net")).iter().filter_map(read).collect()
 }
@@ -54,6 +58,7 @@ pub(super) fn checks(
 ) -> Vec<Check> {
     let mut checks: Vec<Check> =
         interfaces.iter().filter_map(|interface| absent(ports, interface)).collect();
+    checks.extend(interfaces.iter().filter_map(|interface| forgotten(ports, interface)));
     checks.extend(beside(ports, interfaces));
     checks.extend(interfaces.iter().filter_map(|interface| contradicted(interface, told)));
     if checks.is_empty() && !interfaces.is_empty() {
@@ -99,6 +104,19 @@ fn absent(ports: &[(PortName, PortFacts)], interface: &Ipoib) -> Option<Check> {
         ),
         _ => Check::fail(CHECK, found, set(interface, "port")),
     })
+}
+
+/// An interface on an alias that the port shows, and that the subnet administrator knows no more: it refuses the
+/// interface's joins.
+fn forgotten(ports: &[(PortName, PortFacts)], interface: &Ipoib) -> Option<Check> {
+    let (port, _, facts) = port_of(ports, interface.gid())?;
+    let is_alias = interface.gid().alias_lid().is_some_and(|lid| facts.has_lid(lid));
+    let found = format!(
+        "{} has an alias of {port} and no carrier: the subnet manager may have forgotten the alias",
+        interface.name
+    );
+    (is_alias && interface.lacks_carrier)
+        .then(|| Check::fail(CHECK, found, set(interface, "alias --ask-sa")))
 }
 
 /// Interfaces of one port and partition with different GIDs: only the first of them may join the multicast group.
@@ -200,7 +218,8 @@ mod tests {
     fn ipoib(name: &str, pkey: &str, of: &str) -> Ipoib {
         let octets = [&[0x80, 0, 2, 8], &gid(of).octets()[..]].concat();
         let (name, pkey) = (name.to_owned(), pkey.to_owned());
-        Ipoib { name, pkey, address: IpoibHwAddr::parse(&octets).unwrap() }
+        let address = IpoibHwAddr::parse(&octets).unwrap();
+        Ipoib { name, pkey, address, lacks_carrier: false }
     }
 
     fn found(
@@ -262,6 +281,19 @@ mod tests {
             of(&port(1, 5, &[(0, flid)]), flid)[1],
             format!("ok routers mlx5_0/1 is found by floating LID 32: GID {flid}")
         );
+    }
+
+    #[test]
+    fn alias_without_a_carrier_is_named_as_forgotten() {
+        let ports = [port(1, 5, &[(0, OWN), (2, ALIAS)])];
+        let of = |gid: &str| {
+            let interface = Ipoib { lacks_carrier: true, ..ipoib("ib0", "0xffff", gid) };
+            checks(&ports, &[interface], &[]).remove(0)
+        };
+        let check = of(ALIAS);
+        assert!(check.found.starts_with("ib0 has an alias of mlx5_0/1 and no carrier"));
+        assert_eq!(check.remedy.as_deref(), Some("ibarr gid ib0 --set alias --ask-sa"));
+        assert_eq!(of(OWN).state, CheckState::Ok);
     }
 
     #[test]

@@ -154,14 +154,14 @@ fn set(args: &GidArgs, wanted: Wanted) -> Result<Body, Failure> {
         return Err(fail(FailureKind::Absent, format!("the port of {} is not known", link.name)));
     };
     let gid = chosen(*port, facts, link, wanted, args.ask_sa)?;
-    let is_there = facts.gids.contains(gid);
-    if is_there && gid == link.address.gid() {
+    if is_done(facts, link, gid) {
         return Ok(Body::Done { done: format!("{} has {gid} already", link.name) });
     }
     if let Some(lid) = gid.alias_lid().filter(|lid| !facts.has_lid(*lid)) {
         print::error_line(&format!("routers send packets for {gid} to LID {lid}, not to {port}"));
     }
-    if !is_there {
+    let is_forgotten = args.ask_sa && gid == link.address.gid();
+    if is_forgotten || !facts.gids.contains(gid) {
         print::error_text(&format!("# ask the subnet administrator of {port} for {gid}"));
         if !args.dry_run {
             ask_sa(args, *port, facts, gid)?;
@@ -216,6 +216,13 @@ fn port_of<'a>(
         port_of(ports, &[], parent)
     };
     ports.iter().find(is_own).or_else(|| ports.iter().find(has_gid)).or_else(of_parent)
+}
+
+/// The interface has the GID, and works or is down. The subnet manager forgets an alias when the port was down. The port
+/// may have it still, but the interface has no carrier.
+fn is_done(facts: &PortFacts, link: &Ipoib, gid: Gid) -> bool {
+    let works = link.has_carrier || !link.is_up;
+    works && gid == link.address.gid() && facts.gids.contains(gid)
 }
 
 /// The GID that is wanted. It is in the port's table, or may be asked for.
@@ -403,6 +410,16 @@ mod tests {
         assert!(of(&facts(6, &[OWN, ALIAS]), "alias", false).is_err());
         assert!(of(&plain, "fec0:0:0:2::5", true).unwrap_err().contains("does not change"));
         assert!("ib0".parse::<Wanted>().is_err());
+    }
+
+    #[test]
+    fn interface_that_is_up_without_a_carrier_has_to_be_set_again() {
+        let facts = facts(5, &[OWN, ALIAS]);
+        let is_done = |of: &str, is_up, has_carrier| {
+            is_done(&facts, &Ipoib { is_up, has_carrier, ..link(1, of) }, gid(ALIAS))
+        };
+        assert!(is_done(ALIAS, true, true) && is_done(ALIAS, false, false));
+        assert!(!is_done(ALIAS, true, false) && !is_done(OWN, true, true));
     }
 
     #[test]
