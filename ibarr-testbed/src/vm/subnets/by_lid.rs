@@ -23,7 +23,7 @@ use crate::rig::{
 };
 
 /// No FLID: bits 32 to 47 are 0.
-const PREFIXES: [u64; 2] = [0xfec0_0000_0000_0001, 0xfec0_0000_0000_0002];
+pub(super) const PREFIXES: [u64; 2] = [0xfec0_0000_0000_0001, 0xfec0_0000_0000_0002];
 
 const FAR_IPV6: &str = "fd00:2::1";
 
@@ -146,7 +146,7 @@ fn is_lost(from: Gid, to: Gid, port: &str) -> Result<()> {
 }
 
 /// Gives an IPoIB interface the hardware address of another GID, which takes its routes away.
-fn take(place: Place, name: &str, gid: Gid) -> Result<()> {
+pub(super) fn take(place: Place, name: &str, gid: Gid) -> Result<()> {
     let shown = ip(place, &format!("-json link show {name}"))?;
     let shown: Value = serde_json::from_str(&shown)?;
     let address = shown[0]["address"].as_str().context("no address")?;

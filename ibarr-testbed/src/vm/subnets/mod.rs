@@ -14,6 +14,7 @@
 pub(crate) mod alias;
 pub(crate) mod by_lid;
 pub(crate) mod flid;
+pub(crate) mod records;
 mod set;
 
 use std::env;
