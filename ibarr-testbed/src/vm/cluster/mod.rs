@@ -15,6 +15,7 @@
 mod faults;
 mod moving;
 mod other;
+pub(crate) mod routers;
 pub(crate) mod storage;
 pub(crate) mod there;
 mod two_hosts;
@@ -50,6 +51,8 @@ const B: End<'static> = End { place: Place::Other, device: "ibtun0", port: "1" }
 /// The port of both, as sysfs writes it.
 const A_PORT: &str = "ibtun0/ports/1";
 const B_PORT: &str = "ibtun0/ports/1";
+/// That of addresses that move.
+const B_SECOND: &str = "ibtun0/ports/2";
 
 /// Options of OpenSM: its priority among the managers.
 const MASTER: [&str; 2] = ["--priority", "14"];

@@ -43,7 +43,7 @@ struct Case {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum End {
-    /// Data arrives.
+    /// Data arrives at both ends.
     Data,
     /// Both ends say that they are connected, and no data arrives.
     NoData,

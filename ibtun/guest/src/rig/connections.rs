@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 
-use super::{Place, Process, eventually, run, spawn};
+use super::{PATIENCE, Place, Process, eventually, run, spawn};
 
 /// rping here reads and writes the memory of the other end, and checks the data.
 pub fn rping(place: Place, target: &str) -> Result<()> {
@@ -97,6 +97,13 @@ impl Connection {
             ensure!(!said.contains("cma event"), "{said}");
         }
         Ok(())
+    }
+
+    /// The client finds that nobody is at the other end any more. Ends the server.
+    pub fn breaks(mut self) -> Result<()> {
+        let status = self.client.wait(PATIENCE)?;
+        ensure!(!status.success(), "the client has ended without a fault");
+        self.server.kill()
     }
 
     /// Sends a signal to both ends.

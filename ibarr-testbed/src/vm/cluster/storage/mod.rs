@@ -18,11 +18,9 @@ use anyhow::{Context as _, Result};
 
 use self::writer::Writer;
 use super::moving::Moving;
-use super::{Cluster, FAR, FIRST, R, link, other, there};
+use super::{B_SECOND, Cluster, FAR, FIRST, R, link, other, there};
 use crate::report::Report;
 use crate::rig::{self, Place, Who, eventually, ip};
-
-const B_SECOND: &str = "ibtun0/ports/2";
 
 const ACROSS: Moving = Moving { address: "10.2.0.50", learns: (R, "ib2"), is_on_alias: false };
 const INSIDE: Moving =
