@@ -10,7 +10,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
+use crate::page::with_table;
 use crate::process;
+use crate::routers;
 use crate::workspace::Workspace;
 
 /// A system of which the table has a row.
@@ -46,9 +48,6 @@ const OF_RUNS: &str = "systems.txt";
 const HEAD: &str = "# What ran on which system; written by cargo xtask systems, which also makes the tables of README.md and docs/systems.md from it.
 # system | how | what | passed | with | commit
 ";
-
-const BEGIN: &str = "<!-- made by cargo xtask systems -->\n";
-const END: &str = "<!-- end -->\n";
 
 /// What a result rests on.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -113,6 +112,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         let with_table = with_table(&fs::read_to_string(&page)?, &table(&rows));
         fs::write(&page, with_table.context(*name)?).context(*name)?;
     }
+    routers::accept(workspace)?;
     print!("{}", all(&rows));
     Ok(())
 }
@@ -191,13 +191,6 @@ fn text(rows: &[Kept]) -> String {
         .fold(HEAD.to_owned(), |text, Kept { row, commit }| text + &format!("{row} | {commit}\n"))
 }
 
-/// `page` with this table. None if it has no place for one.
-fn with_table(page: &str, table: &str) -> Option<String> {
-    let (before, rest) = page.split_once(BEGIN)?;
-    let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}\n{table}\n{END}{after}"))
-}
-
 /// How a system was tried, best first, and the results of that.
 fn tried<'a>(system: &System, rows: &'a [Kept]) -> Option<(How, Vec<&'a Row>)> {
     How::ALL.into_iter().find_map(|how| {
@@ -271,6 +264,7 @@ impl fmt::Display for Row {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page::{BEGIN, END};
 
     const RESULTS: &str = "# a note\n\
         Linux 5.10 | ran | bpf | 42 of 42 | 5.10.0-46-amd64 | 0a\n\

@@ -484,8 +484,8 @@ fn nightly(bench: &Bench<'_>) -> Result<Outcome> {
     let all = || {
         let newer = vm::prove_newer(bench.workspace)?;
         let ends = vm::prove_ends(bench.workspace)?;
-        let storage = vm::prove_storage(bench.workspace)?;
-        Ok(newer.and_then(|held| Ok(held + ends? + storage?)))
+        let both_ways = vm::prove_both_ways(bench.workspace)?;
+        Ok(newer.and_then(|held| Ok(held + ends? + both_ways?)))
     };
     proved(all())
 }

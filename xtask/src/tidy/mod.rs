@@ -19,8 +19,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::process;
-use crate::systems;
 use crate::workspace::{self, Workspace};
+use crate::{routers, systems};
 
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let files = tracked_files(workspace.root())?;
@@ -48,7 +48,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     problems.extend(text::paths_in_comments(&files));
     problems.extend(text::proofs(&files));
     problems.extend(text::test_command(&files));
-    problems.extend(tables_of_systems(&files));
+    problems.extend(tables_of_results(&files));
     problems.extend(house::check(&files));
     problems.extend(walks::check(&files));
     problems.extend(weight::check(&files));
@@ -64,12 +64,14 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the tables of systems are those of the results.
-fn tables_of_systems(files: &[File]) -> Vec<String> {
+/// Checks that the tables of systems and of routers are those of the results.
+fn tables_of_results(files: &[File]) -> Vec<String> {
     let text = |path| files.iter().find(|file| file.path == path).map(|file| file.text.as_str());
     let results = text(systems::RESULTS).unwrap_or_default();
     let pages = systems::PAGES.iter();
-    pages.filter_map(|page| page.check(text(page.name)?, results)).collect()
+    let of_systems = pages.filter_map(|page| page.check(text(page.name)?, results));
+    let seen = text(routers::RESULTS).unwrap_or_default();
+    of_systems.chain(text(routers::PAGE).and_then(|page| routers::check(page, seen))).collect()
 }
 
 /// A text file of the project.

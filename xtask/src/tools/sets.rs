@@ -218,7 +218,7 @@ pub(crate) const PERFTEST: Set = Set {
 /// NFS, client and server.
 pub(crate) const NFS: Set = Set {
     name: "nfs",
-    purpose: "mount.nfs, exportfs and rpc.nfsd, for `vm storage`",
+    purpose: "mount.nfs, exportfs and rpc.nfsd, for `vm storage` and `vm routers`",
     programs: &[],
     packages: &["nfs-common", "nfs-kernel-server"],
     suites: &[],

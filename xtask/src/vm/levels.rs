@@ -34,8 +34,11 @@ pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
 pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
     let mut machines = with_fabric(workspace, &[Version::V6_1])?;
     let mut scenarios = all_on_the_fabric();
-    // There is no time for it in CI.
-    scenarios.retain(|scenario| !matches!(scenario, Scenario::Run { scenario: Some(Fabric::O) }));
+    // There is no time for them in CI.
+    let is_later = |scenario: &Scenario| {
+        matches!(scenario, Scenario::Run { scenario: Some(Fabric::O | Fabric::Q) })
+    };
+    scenarios.retain(|scenario| !is_later(scenario));
     scenarios.insert(0, Scenario::Ibtun { records: ODD_RECORDS });
     let style = checkpatch::check(workspace);
     let level = Some("vm-rdma");
@@ -59,7 +62,7 @@ pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
 /// newest.
 pub(crate) fn prove_ends(workspace: &Workspace) -> Result<Result<usize>> {
     let mut machines = with_fabric(workspace, &[Version::V5_10, Version::Newest])?;
-    let fabric = [Fabric::A, Fabric::B, Fabric::D, Fabric::G];
+    let fabric = [Fabric::A, Fabric::B, Fabric::D, Fabric::G, Fabric::N, Fabric::Q];
     let fabric = fabric.map(|scenario| Scenario::Run { scenario: Some(scenario) });
     let scenarios: Vec<_> = responder(4).into_iter().chain(fabric).collect();
     Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE, None))
@@ -79,13 +82,19 @@ pub(crate) fn prove_cluster(workspace: &Workspace) -> Result<Result<usize>> {
     prove_pair(workspace, [Version::V6_1, Version::V6_12], cluster, Some("vm-cluster"))
 }
 
-/// Storage between two kernels, each of which is the client once.
-pub(crate) fn prove_storage(workspace: &Workspace) -> Result<Result<usize>> {
+/// Storage and routers between two kernels, each of which is the client once.
+pub(crate) fn prove_both_ways(workspace: &Workspace) -> Result<Result<usize>> {
     tools::root(workspace, &tools::NFS)?;
-    let storage = |pair| Scenario::Storage(Pair { pair });
-    let older = prove_pair(workspace, [Version::V6_1, Version::V6_12], storage, None)?;
-    let newer = prove_pair(workspace, [Version::V6_12, Version::V6_1], storage, None)?;
-    Ok(older.and_then(|held| Ok(held + newer?)))
+    let scenarios =
+        [|pair| Scenario::Storage(Pair { pair }), |pair| Scenario::Routers(Pair { pair })];
+    let mut held = Ok(0);
+    for scenario in scenarios {
+        for pair in [[Version::V6_1, Version::V6_12], [Version::V6_12, Version::V6_1]] {
+            let more = prove_pair(workspace, pair, scenario, None)?;
+            held = held.and_then(|held| Ok(held + more?));
+        }
+    }
+    Ok(held)
 }
 
 fn prove_pair(
@@ -96,7 +105,7 @@ fn prove_pair(
 ) -> Result<Result<usize>> {
     let mut machines = with_fabric(workspace, &pair)?;
     let scenarios = [scenario(pair.to_vec())];
-    Ok(prove_all(workspace, &mut machines, &scenarios, DEADLINE, level))
+    Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE, level))
 }
 
 fn netlink() -> [Scenario; 5] {

@@ -28,7 +28,7 @@ use clap::{Subcommand, ValueEnum};
 use self::image::Program;
 use self::kernel::{Pair, Version};
 pub(crate) use self::levels::{
-    prove, prove_cluster, prove_ends, prove_newer, prove_rdma, prove_responder, prove_storage,
+    prove, prove_both_ways, prove_cluster, prove_ends, prove_newer, prove_rdma, prove_responder,
     prove_tutorial,
 };
 use self::qemu::Processors;
@@ -36,7 +36,7 @@ use self::run::{Machines, Prepared};
 use self::table::Table;
 use crate::artifacts::Artifact;
 use crate::workspace::Workspace;
-use crate::{artifacts, systems, tools};
+use crate::{artifacts, routers, systems, tools};
 
 /// Run our programs on Debian's stock kernels, or on your own, in a virtual machine
 #[derive(clap::Args)]
@@ -88,6 +88,8 @@ enum Scenario {
     Cluster(Pair),
     /// NVMe and NFS over RDMA between two kernels, while the server's address moves to another port
     Storage(Pair),
+    /// Each kind of router between two kernels, with each kind of caller
+    Routers(Pair),
     /// What requests of ACM cost that memory answers, with ibarr and with ibacm: `bench acm`
     AcmSpeed,
     /// How long addresses and routes take, with ibarr, ibacm and the kernel alone: `run c`
@@ -184,6 +186,8 @@ enum Fabric {
     O,
     /// HCAs belong to network namespaces, and one is moved
     P,
+    /// what the kernel makes of path records from and to other GIDs than the interfaces'
+    Q,
     /// the commands of ibtun's README, and ibfab up
     Tutorial,
 }
@@ -208,6 +212,7 @@ impl Fabric {
             Self::N => "run-n",
             Self::O => "run-o",
             Self::P => "run-p",
+            Self::Q => "run-q",
             Self::Tutorial => "run-tutorial",
         }
     }
@@ -233,6 +238,16 @@ impl Scenario {
             Self::Ls { daemon, .. } => daemon.is_empty(),
             Self::Shell | Self::Exec { .. } | Self::AcmSpeed | Self::RxeSpeed => false,
             _ => true,
+        }
+    }
+
+    /// The names of its guests, and their kernels.
+    fn in_two_guests(&self) -> Option<([&'static str; 2], &Pair)> {
+        match self {
+            Self::Cluster(pair) => Some((["cluster", "cluster-other"], pair)),
+            Self::Storage(pair) => Some((["storage", "storage-other"], pair)),
+            Self::Routers(pair) => Some((["routers", "routers-other"], pair)),
+            _ => None,
         }
     }
 
@@ -271,16 +286,14 @@ const ALL_MODULES: &[&str] = &["rdma_ucm", "ib_umad", "tun", "veth", "sch_ingres
 const CLUSTER_MODULES: &[&str] = &["virtio_net", "brd", "nvme_rdma", "nvmet_rdma"];
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
-    let versions = match (&args.scenario, &args.kernels[..]) {
-        (Scenario::Cluster(Pair { pair }) | Scenario::Storage(Pair { pair }), named) => {
-            match &pair[..] {
-                two @ [_, _] if named.is_empty() => two,
-                _ => bail!("vm: two guests need --kernels with two versions"),
-            }
-        }
-        (Scenario::Shell, []) => &[Version::V6_1],
-        (_, []) => &Version::ALL,
-        (_, named) => named,
+    let versions = match (args.scenario.in_two_guests(), &args.scenario, &args.kernels[..]) {
+        (Some((_, Pair { pair })), _, named) => match &pair[..] {
+            two @ [_, _] if named.is_empty() => two,
+            _ => bail!("vm: two guests need --kernels with two versions"),
+        },
+        (None, Scenario::Shell, []) => &[Version::V6_1],
+        (None, _, []) => &Version::ALL,
+        (None, _, named) => named,
     };
     let mut machines = match &args.tree {
         Some(tree) => Machines::of_tree(workspace, tree)?,
@@ -292,7 +305,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     };
     let deadline = match (args.deadline, &args.scenario) {
         (Some(seconds), _) => Duration::from_secs(seconds),
-        (None, Scenario::Responder { .. }) => LONG_DEADLINE,
+        (None, Scenario::Responder { .. } | Scenario::Routers(_)) => LONG_DEADLINE,
         (None, Scenario::Reload { .. }) => RELOAD_DEADLINE,
         (None, Scenario::Shell) => SHELL_DEADLINE,
         (None, _) => DEADLINE,
@@ -328,10 +341,11 @@ fn prove_all(
         machines.build_module(workspace)?;
     }
     let mut table = Table::default();
-    if let [scenario @ (Scenario::Cluster(_) | Scenario::Storage(_))] = scenarios {
+    if let [scenario] = scenarios
+        && let Some(([_, name], _)) = scenario.in_two_guests()
+    {
         let mut other = prepare(workspace, scenario)?;
-        let is_cluster = matches!(scenario, Scenario::Cluster(_));
-        other.name = if is_cluster { "cluster-other" } else { "storage-other" };
+        other.name = name;
         other.reports = false;
         other.command = [image::INIT, "other-guest"].map(str::to_owned).to_vec();
         prepared.push(other);
@@ -341,6 +355,9 @@ fn prove_all(
     }
     if scenarios.iter().all(Scenario::is_whole) {
         systems::record(workspace, &table.rows(level, |kernel| machines.release(kernel)))?;
+    }
+    if let [Scenario::Routers(_)] = scenarios {
+        table.figures().try_for_each(|(on, seen)| routers::record(workspace, on, seen))?;
     }
     table.end()
 }
@@ -378,12 +395,13 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             prepare_run(workspace, scenario, &built, &mut prepared)?;
         }
         Scenario::Timings => prepare_run(workspace, Fabric::C, &built, &mut prepared)?,
-        Scenario::Cluster(_) | Scenario::Storage(_) => {
-            let is_cluster = matches!(scenario, Scenario::Cluster(_));
-            let name = if is_cluster { "cluster" } else { "storage" };
+        Scenario::Cluster(_) | Scenario::Storage(_) | Scenario::Routers(_) => {
+            let named = scenario.in_two_guests().context("two guests")?;
+            let ([name, _], _) = named;
             rig::prepare(workspace, name, &built, &mut prepared)?;
             rig::with_package(workspace, &mut prepared)?;
             prepared.later = CLUSTER_MODULES;
+            let is_cluster = matches!(scenario, Scenario::Cluster(_));
             let more = if is_cluster { rig::with_perftest } else { rig::with_nfs };
             more(workspace, &mut prepared)?;
             prepared.processors = Processors::One;

@@ -66,6 +66,12 @@ impl Table {
         rows
     }
 
+    /// The kernels of each run that has succeeded, and its figures.
+    pub(super) fn figures(&self) -> impl Iterator<Item = (&str, &[String])> {
+        let good = self.cells.iter().filter(|cell| cell.success);
+        good.map(|cell| (cell.kernel.as_str(), cell.tap.figures()))
+    }
+
     /// Prints it, unless there is only one scenario on one kernel. Returns how many claims hold.
     ///
     /// # Errors
