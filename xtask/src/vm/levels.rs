@@ -6,11 +6,12 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use super::fabric::Fabric;
 use super::kernel::{Pair, Version};
 use super::run::Machines;
 use super::{
-    DEADLINE, Fabric, Half, LONG_DEADLINE, ODD_RECORDS, RESPONDER, Scenario, all_on_the_fabric,
-    module, prove_all,
+    DEADLINE, Half, LONG_DEADLINE, ODD_RECORDS, RESPONDER, Scenario, all_on_the_fabric, module,
+    prove_all,
 };
 use crate::workspace::Workspace;
 use crate::{checkpatch, tools};
