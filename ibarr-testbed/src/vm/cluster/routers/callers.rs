@@ -102,9 +102,9 @@ fn by_gids(world: &World) -> Result<()> {
     let [ours, theirs] = world.gids()?.map(|gid| gid.to_string());
     let words = ["ucmatose", "-f", "gid", "-b", &theirs];
     let server = spawn("gid-server", Place::Other, &words)?;
-    rig::is_listening(&server)?;
     let words = ["ucmatose", "-f", "gid", "-b", &ours, "-s", &theirs];
-    let said = rig::run(Place::Here, &words);
+    // rdma-resource(8) does not list identifiers with GIDs. A client that comes too early is rejected.
+    let said = eventually(|| rig::run(Place::Here, &words));
     let said = said.with_context(|| server.said().unwrap_or_default())?;
     ensure!(said.contains("return status 0"), "{said}");
     let status = server.wait(rig::PATIENCE)?;
