@@ -561,8 +561,10 @@ impl Paths {
         self.note_used(&key, remembered);
         let source = Source::Cache;
         match remembered.record {
-            Some(first) => {
-                let record = self.cache.take_turn(&key, first);
+            Some(mut record) => {
+                if self.cache.has_several() {
+                    self.cache.take_turn(&key, &mut record);
+                }
                 Outcome::Found { record, source }
             }
             None => Outcome::NoRecord { source },
@@ -681,8 +683,8 @@ impl Paths {
                 }
                 let outcome = match outcome {
                     _ if is_kept_from_kernel => Outcome::Refused(None),
-                    Outcome::Found { record, source: Source::Sa } => {
-                        let record = self.cache.take_turn(&flight.key, record);
+                    Outcome::Found { mut record, source: Source::Sa } => {
+                        self.cache.take_turn(&flight.key, &mut record);
                         Outcome::Found { record, source: Source::Sa }
                     }
                     outcome => outcome,

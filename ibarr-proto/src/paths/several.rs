@@ -35,18 +35,23 @@ impl Cache {
         }
     }
 
-    /// The path whose turn it is, if the answer has others than its first one.
-    pub(super) fn take_turn(&mut self, key: &Key, first: PathRecord) -> PathRecord {
-        if self.spread.is_empty() {
-            return first;
+    /// Whether an answer has several paths. Without the option none has, and then an answer costs nothing more.
+    pub(super) fn has_several(&self) -> bool {
+        !self.spread.is_empty()
+    }
+
+    /// Replaces the first path of an answer by the one whose turn it is.
+    #[cold]
+    pub(super) fn take_turn(&mut self, key: &Key, first: &mut PathRecord) {
+        let slot = self.slot_of(key, *first).map(|(slot, _)| slot);
+        if let Some(record) = slot.and_then(|slot| self.spread.take_turn(slot)) {
+            *first = record;
         }
-        let slot = self.slot_of(key, first).map(|(slot, _)| slot);
-        slot.and_then(|slot| self.spread.take_turn(slot)).unwrap_or(first)
     }
 
     /// The paths beside the first one.
     pub(super) fn others(&self, key: &Key) -> &[PathRecord] {
-        if self.spread.is_empty() {
+        if !self.has_several() {
             return &[];
         }
         self.slot(key).map_or(&[], |slot| self.spread.others(slot))
