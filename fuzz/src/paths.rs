@@ -8,7 +8,9 @@ use std::time::Duration;
 use ibarr_common::Instant;
 use ibarr_common::ib::{Gid, Lid, PKey, PathRecord, PortNum};
 use ibarr_common::wire::class_port_info::ClassPortInfo;
-use ibarr_common::wire::sa::{Answer, PathCount, PathQuestion, Question, Refusal, Request as SaRequest};
+use ibarr_common::wire::sa::{
+    Answer, PathCount, PathQuestion, Question, Refusal, Request as SaRequest,
+};
 use ibarr_common::wire::umad::PKeyIndex;
 use ibarr_proto::paths::{
     Answered, Config, Event, Input, Outcome, Paths, PortEvent, PortFacts, PortName, Request,
