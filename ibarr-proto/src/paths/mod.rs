@@ -683,7 +683,9 @@ impl Paths {
                 }
                 let outcome = match outcome {
                     _ if is_kept_from_kernel => Outcome::Refused(None),
-                    Outcome::Found { mut record, source: Source::Sa } => {
+                    Outcome::Found { mut record, source: Source::Sa }
+                        if self.cache.has_several() =>
+                    {
                         self.cache.take_turn(&flight.key, &mut record);
                         Outcome::Found { record, source: Source::Sa }
                     }

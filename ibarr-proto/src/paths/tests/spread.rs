@@ -83,7 +83,7 @@ fn callers_that_wait_for_one_question_get_paths_in_turn() {
 }
 
 #[test]
-fn question_is_the_same_if_ports_have_one_lid_or_spread_is_off() {
+fn question_is_for_one_path_if_lmc_is_0_or_spread_off() {
     let sent = |config, lmc| {
         let mut rig = Rig::with(config);
         rig.port(PortFacts { lmc, ..facts() });
