@@ -49,7 +49,7 @@ enum Command {
     Monitor,
     Sim(sim::Args),
     Ebpf(ebpf::Args),
-    /// Take the results of this checkout's runs into xtask/systems.txt, and make the table of docs/systems.md of them
+    /// Take the results of this checkout's runs into xtask, and make the tables of README.md, docs/systems.md and docs/routers.md
     Systems,
     Fuzz(fuzz::Args),
     Package(package::Args),

@@ -36,7 +36,7 @@ pub(super) struct GidArgs {
     /// need, port the port's own one
     #[arg(long, value_name = "alias|port|GID")]
     set: Option<Wanted>,
-    /// Ask the subnet administrator for the GID, if the port does not have it
+    /// Ask the subnet administrator for the GID, if the port does not have it, or the interface has no carrier with it
     #[arg(long, requires = "set")]
     ask_sa: bool,
     /// Only print the commands
