@@ -36,7 +36,7 @@ impl Moving {
         self.is_given("ib1")
     }
 
-    /// Nobody has it, and the first port works again.
+    /// No port has the address, and the first port works again.
     pub(super) fn ends(self) -> Result<()> {
         cable("on")?;
         self.is_taken("ib1")?;

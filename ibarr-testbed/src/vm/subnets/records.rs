@@ -60,7 +60,7 @@ const CASES: [Case; 15] = [
     case([Port, Port], Alias, [Port, Alias], 0, End::Rejected),
     case([Port, Port], Port, [Port, Alias], 0, End::Rejected),
     case([Port, Port], Alias, [Port, Port], 0, End::Data),
-    // A record from another GID than the interface's: without a global route header nobody sees it.
+    // A record may be from another GID than the interface's. Packets have that GID only with a hop limit above 0.
     case([Port, Alias], Alias, [Port, Alias], 0, End::Data),
     case([Port, Alias], Alias, [Port, Alias], 1, End::Data),
     case([Port, Alias], Alias, [Port, Alias], 2, End::Data),
@@ -165,7 +165,7 @@ fn end(client: &Process) -> Result<End> {
     if has("RDMA_CM_EVENT_REJECTED") {
         return Ok(End::Rejected);
     }
-    // IBV_WC_RETRY_EXC_ERR: nobody acknowledges what it has sent.
+    // IBV_WC_RETRY_EXC_ERR: no acknowledgement has come.
     if has("RDMA_CM_EVENT_ESTABLISHED") && has("failed status 12") {
         return Ok(End::NoData);
     }

@@ -99,7 +99,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The client finds that nobody acknowledges what it sends (`IBV_WC_RETRY_EXC_ERR`). It does not end by itself.
+    /// The client gets no acknowledgement any more (`IBV_WC_RETRY_EXC_ERR`). It does not end by itself.
     pub fn breaks(mut self) -> Result<()> {
         let broken = eventually(|| {
             let said = self.client.said()?;

@@ -7,13 +7,12 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use ibarr_common::ib::{Gid, Lid};
 
+use super::super::moving::take_alias;
 use super::World;
 use super::callers::Program;
 use super::world::{SPARE, flid};
 use crate::report::Report;
 use crate::rig::{self, Caller, Connection, Place, eventually, rping};
-
-use super::super::moving::take_alias;
 
 /// One of two routers fails, the one in use, and returns.
 pub(super) fn router_fails(world: &World) -> Result<()> {

@@ -54,7 +54,7 @@ pub(super) const SPARE: &str = "Y";
 
 const TOPOLOGY: &str = "/run/topology";
 
-/// M, and the last port of R, which is the first interface that is not A's or R's.
+/// The port of M, as sysfs writes it.
 const M_PORT: &str = "ibtun2/ports/1";
 
 const NEAR: &str = "10.1.0.1";
