@@ -112,15 +112,13 @@ impl Flight {
         Turn { rank: self.rank, lost: self.lost, id: Reverse(id) }
     }
 
-    /// The result that its answer has, and the paths after the first one, if several were asked for.
+    /// The result that an answer of its kind has, and the paths after the first one, if several were asked for.
     pub(super) fn outcome(
         &self,
         answer: Option<Response>,
         mad: &[u8],
     ) -> (Outcome, Vec<PathRecord>) {
-        let Some(answer) = answer.filter(|answer| answer.is_for(&self.question)) else {
-            return (Outcome::Unusable, Vec::new());
-        };
+        let Some(answer) = answer else { return (Outcome::Unusable, Vec::new()) };
         match answer.answer {
             Answer::Refused(refusal) => (Outcome::Refused(refusal), Vec::new()),
             Answer::ClassPortInfo(info) => (Outcome::ClassPortInfo(info), Vec::new()),

@@ -257,10 +257,7 @@ impl Client {
         if from != Some(sent.to) {
             return self.counters.count(Counter::WrongLid);
         }
-        let is_busy = |response: &Response| match response.answer {
-            Answer::Refused(refusal) => refusal.is_temporary(),
-            Answer::Path(_) | Answer::ClassPortInfo(_) => false,
-        };
+        let is_busy = |response: &Response| matches!(response.answer, Answer::Refused(refusal) if refusal.is_temporary());
         if response.is_some_and(|response| is_busy(&response)) {
             self.counters.count(Counter::BusyAnswers);
             self.leave_alone(sent, transaction);
@@ -287,7 +284,11 @@ impl Client {
             self.mads.remove(&transaction);
             return self.counters.count(Counter::Late);
         };
-        let (outcome, others) = flight.outcome(response, mad);
+        let is_for = |response: &Response| response.is_for(&flight.question);
+        if response.is_some_and(|response| !is_for(&response)) {
+            self.counters.count(Counter::MalformedKind);
+        }
+        let (outcome, others) = flight.outcome(response.filter(is_for), mad);
         self.end_with(sent.id, outcome, others);
     }
 

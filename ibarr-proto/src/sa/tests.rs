@@ -290,17 +290,31 @@ fn illegal_answer_ends_the_question_and_is_counted() {
     assert_eq!(rig.outcomes(), [(1, Outcome::Unusable)]);
     assert_eq!(rig.count(Counter::MalformedValue), 1);
 
-    // The answer is about another question.
-    rig.ask(2);
-    let sent = rig.take_sent().pop().unwrap();
-    let other = Request { tid: sent.transaction.into(), question: Question::ClassPortInfo };
-    let mad = other.answer(Answer::ClassPortInfo(ClassPortInfo::default())).emit();
-    rig.client.handle_input(
-        rig.now,
-        Input::Mad { port: PORT, from: Some(sent.sa.lid), mad: mad.as_ref() },
-    );
-    rig.drain();
-    assert_eq!(rig.outcomes(), [(2, Outcome::Unusable)]);
+    // An answer of another kind, which would be right for another question.
+    let one = path(1);
+    let Question::Path(between) = one else { panic!() };
+    let table = Question::Paths(between, PathCount::new(8).unwrap());
+    let of_path = Answer::Path(record(1));
+    let info = Answer::ClassPortInfo(ClassPortInfo::default());
+    let kinds = [
+        (one, Question::ClassPortInfo, info),
+        (one, table, of_path),
+        (table, one, of_path),
+        (Question::ClassPortInfo, one, of_path),
+    ];
+    for (n, (asked, answered, answer)) in (2..).zip(kinds) {
+        let before = rig.count(Counter::MalformedKind);
+        rig.client.handle_input(rig.now, ask(QuestionId(n), asked, rig.now + WAIT));
+        rig.drain();
+        let sent = rig.take_sent().pop().unwrap();
+        let other = Request { tid: sent.transaction.into(), question: answered };
+        let mad = other.answer(answer).emit();
+        let mad = Input::Mad { port: PORT, from: Some(sent.sa.lid), mad: mad.as_ref() };
+        rig.client.handle_input(rig.now, mad);
+        rig.drain();
+        assert_eq!(rig.outcomes(), [(n, Outcome::Unusable)], "{asked:?}");
+        assert_eq!(rig.count(Counter::MalformedKind), before + 1, "{asked:?}");
+    }
 }
 
 #[test]

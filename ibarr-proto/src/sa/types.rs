@@ -257,7 +257,7 @@ crate::counters! {
         MalformedTruncated = error("malformed-truncated"),
         /// MADs of an unsupported version.
         MalformedVersion = error("malformed-version"),
-        /// MADs of another class, or with another method or attribute than an answer to us.
+        /// MADs of another class, or with another method or attribute than an answer to their question.
         MalformedKind = error("malformed-kind"),
         /// Answers with an illegal GID, LID or partition.
         MalformedValue = error("malformed-value"),
