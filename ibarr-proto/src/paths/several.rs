@@ -40,13 +40,11 @@ impl Cache {
         !self.spread.is_empty()
     }
 
-    /// Replaces the first path of an answer by the one whose turn it is.
+    /// The path of an answer whose turn it is, if this is the first one.
     #[cold]
-    pub(super) fn take_turn(&mut self, key: &Key, first: &mut PathRecord) {
-        let slot = self.slot_of(key, *first).map(|(slot, _)| slot);
-        if let Some(record) = slot.and_then(|slot| self.spread.take_turn(slot)) {
-            *first = record;
-        }
+    pub(super) fn take_turn(&mut self, key: &Key, first: PathRecord) -> PathRecord {
+        let slot = self.slot_of(key, first).map(|(slot, _)| slot);
+        slot.and_then(|slot| self.spread.take_turn(slot)).unwrap_or(first)
     }
 
     /// The paths beside the first one.
