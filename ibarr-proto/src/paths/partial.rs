@@ -199,14 +199,14 @@ impl Paths {
 /// alias if the destination has another subnet's alias; or else the port's first GID.
 fn source(facts: &PortFacts, sgid: Option<Gid>, dgid: Option<Gid>) -> Option<Gid> {
     let own = facts.gids.first();
-    let is_by_flid = dgid.is_some_and(|dgid| dgid.flid().is_some());
-    let is_by_alias = dgid.is_some_and(|dgid| {
-        let is_near = own.is_some_and(|own| own.subnet_prefix() == dgid.subnet_prefix());
-        dgid.alias_lid().is_some() && !is_near
-    });
-    let by_flid = facts.flid_gid().filter(|_| is_by_flid);
-    let by_alias = facts.alias().filter(|_| is_by_alias);
-    sgid.or(by_flid).or(by_alias).or(own)
+    let by_flid = || dgid?.flid().and_then(|_| facts.flid_gid());
+    let by_alias = || {
+        let is_near =
+            |dgid: Gid| own.is_some_and(|own| own.subnet_prefix() == dgid.subnet_prefix());
+        let far = dgid.filter(|&dgid| !is_near(dgid));
+        far?.alias_lid().and_then(|_| facts.alias())
+    };
+    sgid.or_else(by_flid).or_else(by_alias).or(own)
 }
 
 #[cfg(test)]
