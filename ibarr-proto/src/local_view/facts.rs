@@ -72,9 +72,10 @@ impl Facts {
         !self.answering.is_empty()
     }
 
-    /// The interfaces that began or ceased to be [answering](Self::is_answering) since the last call.
-    pub(super) fn take_answering_changed(&mut self) -> BTreeSet<IfIndex> {
-        core::mem::take(&mut self.answering_changed)
+    /// The interfaces that began or ceased to be [answering](Self::is_answering) since the last call, if any
+    /// did.
+    pub(super) fn take_answering_changed(&mut self) -> Option<BTreeSet<IfIndex>> {
+        (!self.answering_changed.is_empty()).then(|| core::mem::take(&mut self.answering_changed))
     }
 
     pub(super) fn keys(&self) -> BTreeSet<Key> {

@@ -455,8 +455,7 @@ impl LocalView {
 
     /// An interface may have got the first address with a GID, or lost the last.
     fn note_answering(&mut self) {
-        let changed = self.facts.take_answering_changed();
-        if !changed.is_empty() {
+        if let Some(changed) = self.facts.take_answering_changed() {
             self.serving_due = true;
             self.changed.get_or_insert_default().extend(changed);
         }
