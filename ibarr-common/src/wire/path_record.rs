@@ -30,7 +30,7 @@ pub struct Fields {
     pub slid: Lid,
     /// Flow label for routers.
     pub flow_label: FlowLabel,
-    /// Number of routers that the path may cross. Above 1 the path leaves the subnet.
+    /// Number of routers that the path may cross, as [`PathRecord::leaves_subnet`] understands it.
     pub hop_limit: u8,
     /// Traffic class for routers.
     pub tclass: u8,
@@ -42,6 +42,14 @@ pub struct Fields {
     pub rate: Rate,
     /// Maximum time that a packet takes.
     pub life_time: PacketLifeTime,
+}
+
+impl PathRecord {
+    /// Whether the path leads by a router into another subnet: its hop limit is above 1.
+    pub fn leaves_subnet(&self) -> bool {
+        let [.., hop_limit] = PathRecordWire::from(*self).flow.get().to_be_bytes();
+        hop_limit > 1
+    }
 }
 
 impl Fields {

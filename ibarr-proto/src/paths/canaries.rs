@@ -36,7 +36,8 @@ const LATELY: usize = 8;
 impl Canaries {
     /// A path was given from memory. On average one path is asked for in each interval `every`.
     pub(super) fn used(&mut self, now: Instant, key: &Key, every: Duration, rng: &mut impl Rng) {
-        if self.due.is_none() {
+        // A path that is chosen more often than those before does not wait for their time.
+        if self.due.is_none_or(|due| due > now + every / 2 + every) {
             self.due = Some(now + every / 2 + random(every, rng));
         }
         match self.lately.iter().position(|known| known == key) {

@@ -48,7 +48,7 @@ impl Paths {
         let Memory::Sure(Remembered { record: Some(known), .. }) = self.recall(key) else {
             return false;
         };
-        let router = |record| Fields::parse(record).ok().filter(|fields| fields.hop_limit > 1);
+        let router = |record| Fields::parse(record).ok().filter(|_| record.leaves_subnet());
         match (router(&known), router(record), self.ports.get_mut(key.port())) {
             (Some(known), Some(now), Some(port)) if known.dlid != now.dlid => {
                 port.routers.replaced(known.dlid, now.dlid)
@@ -62,12 +62,17 @@ impl Paths {
     pub(super) fn note_used(&mut self, key: &Key, remembered: &Remembered) {
         let every = self.config.canary_every;
         if let Some(port) = self.ports.get_mut(key.port())
-            && remembered.record.is_some()
+            && let Some(record) = &remembered.record
             && !every.is_zero()
         {
-            let times = if port.hears_events { Config::CANARIES_IF_HEARD } else { 1 };
-            self.canaries_set += u64::from(port.canaries.due().is_none());
+            let times = match port.hears_events {
+                true if record.leaves_subnet() => Config::CANARIES_IF_ROUTED,
+                true => Config::CANARIES_IF_HEARD,
+                false => 1,
+            };
+            let due = port.canaries.due();
             port.canaries.used(self.now, key, every * times, &mut self.rng);
+            self.canaries_set += u64::from(port.canaries.due() != due);
         }
     }
 

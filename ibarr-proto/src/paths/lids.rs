@@ -135,7 +135,7 @@ impl Lids {
 
 /// The destination of a path within the subnet, and the lowest of its LIDs.
 fn leads_to(port: PortIndex, record: &PathRecord, lmc: u8) -> Option<(Host, u16)> {
-    let fields = Fields::parse(record).ok().filter(|fields| fields.hop_limit <= 1)?;
+    let fields = Fields::parse(record).ok().filter(|_| !record.leaves_subnet())?;
     let host = Host { guid: fields.dgid.guid().get().to_be_bytes(), port };
     Some((host, fields.dlid.get() & u16::MAX << lmc.min(MAX_LMC)))
 }

@@ -39,8 +39,8 @@ fn floating(record: PathRecord) -> Option<Floating> {
     let wire = PathRecordWire::from(record);
     let (sgid, dgid) = (Gid::new(wire.sgid)?, Gid::new(wire.dgid)?);
     let (here, there) = (sgid.flid()?, dgid.flid()?);
-    let Fields { hop_limit, .. } = Fields::parse(&record).ok()?;
-    if hop_limit <= 1 || sgid.flid_subnet() == dgid.flid_subnet() {
+    Fields::parse(&record).ok()?;
+    if !record.leaves_subnet() || sgid.flid_subnet() == dgid.flid_subnet() {
         return None;
     }
     let one_way = |dlid: Lid| PathRecordWire {

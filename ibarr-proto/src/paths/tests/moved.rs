@@ -171,6 +171,25 @@ fn canary_through_another_router_puts_the_port_in_doubt() {
     assert!(is_doubted(&rig, question(2)));
 }
 
+/// No event tells of it. The other path, which is not by a router, has begun a minute.
+#[test]
+fn router_that_the_sa_replaces_is_noticed_although_events_are_heard() {
+    let mut rig = Rig::with(Config::default());
+    rig.paths.handle_input(rig.now, Input::Hearing { port: PORT, heard: true });
+    rig.outcome(question(3));
+    rig.outcome(question(3));
+    rig.hop_limit = 64;
+    rig.outcome(question(1));
+    rig.outcome(question(2));
+    rig.dlid = 3;
+    // At most one and a half times 15 s, for each of both paths in use.
+    use_paths(&mut rig, &[question(3), question(1)], Duration::from_secs(45));
+    assert_eq!(rig.count(Counter::Contradicted), 1);
+    assert!(is_doubted(&rig, question(2)));
+    let canaries = rig.count(Counter::Canaries);
+    assert!((1..=3).contains(&canaries), "{canaries}");
+}
+
 /// Two routers lead to the other subnet, and the SA names them alternately.
 #[test]
 fn alternating_routers_put_the_port_in_doubt_once() {
