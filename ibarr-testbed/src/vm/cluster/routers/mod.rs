@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use self::callers::{BY_ADDRESS, Program, follow};
-use self::faults::{lid_changes, router_fails};
+use self::faults::{each_way_has_its_router, lid_changes, router_fails};
 use self::world::{Ip, Layout, Scheme, World};
 use super::storage::{Storage, export};
 use super::{FIRST, R, link, other, there};
@@ -56,6 +56,11 @@ pub(crate) fn run() -> ExitCode {
             report.claim(claim, router_fails(world));
             let claim = "a LID changes: connections end, and new ones are made once `ibarr gid` has set the new alias";
             report.claim(claim, lid_changes(world));
+        });
+        with(&mut report, Layout { spare: true, ..LAYOUTS[7] }, |report, world| {
+            let claim = "two routers: data goes there by one, and comes back by the other one";
+            report.claim(claim, each_way_has_its_router(world));
+            prove(report, world);
         });
     }
     // The other guest ends before it can answer.

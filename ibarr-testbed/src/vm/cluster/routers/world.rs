@@ -45,7 +45,8 @@ pub(super) struct Layout {
     pub(super) scheme: Scheme,
     pub(super) subnets: u16,
     pub(super) ip: Ip,
-    /// Another router beside the one between two subnets.
+    /// Another router beside the one between two subnets. With floating LIDs each subnet has that of the other one at
+    /// another router.
     pub(super) spare: bool,
 }
 
@@ -100,22 +101,21 @@ impl Layout {
             let cables: Vec<_> = cables.map(|(_, cable)| cable).collect();
             format!("Switch 8 \"S{subnet}\"\n{}\n\n", cables.join("\n"))
         };
-        let router = |router: u16| {
-            let [one, two] = router_guids(router);
+        let router = |name: &str, number: u16, near: &str, far: &str| {
+            let [one, two] = router_guids(number);
             format!(
-                "routing={routing}\nrtguid=0x{:x}\nRt 2 \"X{router}\"\n[1]({one:x}) \"S{router}\"[7]\n[2]({two:x}) \"S{}\"[6]\n\n",
-                one - 1,
-                router + 1
+                "routing={routing}\nrtguid=0x{:x}\nRt 2 \"{name}\"\n[1]({one:x}) {near}\n[2]({two:x}) {far}\n\n",
+                one - 1
             )
+        };
+        let between = |subnet: u16| {
+            let far = format!("\"S{}\"[6]", subnet + 1);
+            router(&format!("X{subnet}"), subnet, &format!("\"S{subnet}\"[7]"), &far)
         };
         let hosts = "Ca 1 \"A\"\n\nCa 2 \"B\"\n\nCa 2 \"R\"\n\n".to_owned();
         let manager = if last == 3 { "Ca 1 \"M\"\n\n" } else { "" }.to_owned();
-        let spare = if self.spare {
-            format!("routing={routing}\nRt 2 \"{SPARE}\"\n\n")
-        } else {
-            String::new()
-        };
-        let others = [hosts, manager, spare].into_iter().chain((1..last).map(router));
+        let spare = self.spare.then(|| router(SPARE, last, "\"S1\"[8]", "\"S2\"[8]"));
+        let others = [hosts, manager].into_iter().chain(spare).chain((1..last).map(between));
         (1..=last).map(switch).chain(others).collect()
     }
 
@@ -125,7 +125,8 @@ impl Layout {
         if last == 1 {
             return Vec::new();
         }
-        let ends = [(router_guids(1)[0], flid(last)), (router_guids(last - 1)[1], flid(1))];
+        let back = if self.spare && self.scheme == Scheme::Flid { last } else { last - 1 };
+        let ends = [(router_guids(1)[0], flid(last)), (router_guids(back)[1], flid(1))];
         ends.map(|(guid, lid)| (format!("0x{guid:016x}"), lid)).to_vec()
     }
 
@@ -328,10 +329,12 @@ fn second_port(layout: Layout) -> Result<()> {
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match self.scheme {
-            Scheme::None => "no router",
-            Scheme::Alias => "alias GIDs",
-            Scheme::Flid => "FLID",
+        let scheme = match (self.scheme, self.spare) {
+            (Scheme::None, _) => "no router",
+            (Scheme::Alias, false) => "alias GIDs",
+            (Scheme::Alias, true) => "alias GIDs, two routers",
+            (Scheme::Flid, false) => "FLID",
+            (Scheme::Flid, true) => "FLID, a router each way",
         };
         let ip = match self.ip {
             Ip::One => "one",
