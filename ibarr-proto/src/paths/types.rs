@@ -47,16 +47,14 @@ pub struct Config {
     pub on_no_record: NoPath,
     /// What the kernel is told if the SA is silent.
     pub on_sa_silent: NoPath,
-    /// Mean interval at which a port asks for one of the paths in use without a reason for doubt;
-    /// multiplied by [`Self::CANARIES_IF_HEARD`] or [`Self::CANARIES_IF_ROUTED`] if events of the
-    /// port are received. Zero for never.
+    /// Mean interval at which a port asks for one of the paths in use without a reason for doubt,
+    /// longer by a factor if events of the port are received. Zero for never.
     pub canary_every: Duration,
 }
 
 impl Config {
     /// Factor of [`Self::canary_every`] where events are heard: once a minute by default.
     pub const CANARIES_IF_HEARD: u32 = 12;
-
     /// The same for a path by a router, of which no event tells that it has failed.
     pub const CANARIES_IF_ROUTED: u32 = 3;
 
