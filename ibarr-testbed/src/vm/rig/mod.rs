@@ -10,6 +10,7 @@ mod query;
 mod who;
 
 use anyhow::{Result, bail};
+use ibarr_common::ib::IpoibHwAddr;
 use ibarr_testbed::lab::netns;
 pub(crate) use ibtun_guest::rig::*;
 
@@ -27,4 +28,10 @@ pub(crate) fn inside<T: Send>(place: Place, work: impl FnOnce() -> Result<T> + S
         Place::Netns(name) => netns::inside(name, work),
         Place::Other => bail!("the other guest runs programs only"),
     }
+}
+
+/// The hardware address of an IPoIB interface, which has its GID.
+pub(crate) fn hw_address(place: Place, name: &str) -> Result<IpoibHwAddr> {
+    let address = run(place, &["busybox", "cat", &format!("/sys/class/net/{name}/address")])?;
+    Ok(address.trim().parse()?)
 }

@@ -147,14 +147,9 @@ fn is_lost(from: Gid, to: Gid, port: &str) -> Result<()> {
 
 /// Gives an IPoIB interface the hardware address of another GID, which takes its routes away.
 pub(super) fn take(place: Place, name: &str, gid: Gid) -> Result<()> {
-    let shown = ip(place, &format!("-json link show {name}"))?;
-    let shown: Value = serde_json::from_str(&shown)?;
-    let address = shown[0]["address"].as_str().context("no address")?;
-    // Flags and QPN stay: 4 octets, each with its colon.
-    let number = address.get(..12).context("a short address")?;
-    let octets: Vec<_> = gid.octets().iter().map(|octet| format!("{octet:02x}")).collect();
+    let address = rig::hw_address(place, name)?.with_gid(gid);
     ip(place, &format!("link set {name} down"))?;
-    ip(place, &format!("link set {name} address {number}{}", octets.join(":")))?;
+    ip(place, &format!("link set {name} address {address}"))?;
     ip(place, &format!("link set {name} up"))?;
     rig::is_up(place, name)
 }

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::super::moving::Moving;
 use super::World;
+use super::world::gids;
 use crate::acm::SERVE;
 use crate::rig::{self, Place, Process, eventually, pair, rping, spawn};
 
@@ -35,7 +36,7 @@ impl Program {
         match self {
             Self::Rping => rping(Place::Other, far),
             Self::Udaddy => pair("udaddy", Place::Other, far),
-            Self::AfIb => by_gids(world),
+            Self::AfIb => by_gids(),
             Self::Acm => by_acm(world, || pair("ucmatose", Place::Other, far)),
         }
     }
@@ -98,8 +99,8 @@ pub(super) fn follow(world: &World, moving: Moving) -> Result<[usize; BY_ADDRESS
     Ok(failed)
 }
 
-fn by_gids(world: &World) -> Result<()> {
-    let [ours, theirs] = world.gids()?.map(|gid| gid.to_string());
+fn by_gids() -> Result<()> {
+    let [ours, theirs] = gids()?.map(|gid| gid.to_string());
     let words = ["ucmatose", "-f", "gid", "-b", &theirs];
     let server = spawn("gid-server", Place::Other, &words)?;
     let words = ["ucmatose", "-f", "gid", "-b", &ours, "-s", &theirs];

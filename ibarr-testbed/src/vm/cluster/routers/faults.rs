@@ -10,7 +10,7 @@ use ibarr_common::ib::{Gid, Lid};
 use super::super::moving::take_alias;
 use super::World;
 use super::callers::Program;
-use super::world::{SPARE, flid};
+use super::world::{SPARE, flid, gids};
 use crate::report::Report;
 use crate::rig::{self, Caller, Connection, Place, eventually, rping, spawn};
 
@@ -40,12 +40,12 @@ pub(super) fn router_fails(world: &World) -> Result<()> {
 pub(super) fn lid_changes(world: &mut World) -> Result<()> {
     const OTHER: u16 = 0x77;
     let far = world.layout.far();
-    let [old, _] = world.gids()?;
+    let [old, _] = gids()?;
     let connection = Connection::open(0, Place::Other, far)?;
     world.gives_lid(OTHER)?;
     connection.breaks()?;
     take_alias(Place::Here, "ib0")?;
-    let [new, _] = world.gids()?;
+    let [new, _] = gids()?;
     ensure!(new != old && ends_in(new, OTHER), "A has {new}");
     eventually(|| rping(Place::Other, far))
 }

@@ -10,8 +10,8 @@
 
 use std::fmt;
 
-use anyhow::{Context as _, Result, ensure};
-use ibarr_common::ib::Gid;
+use anyhow::{Result, ensure};
+use ibarr_common::ib::{Gid, IpoibHwAddr};
 
 use super::super::moving::{Moving, take_alias};
 use super::super::{A_PORT, B_PORT, B_SECOND, FIRST, KEY, R, other};
@@ -236,7 +236,7 @@ impl World {
 
     /// A peer's `ibarr` tells the GID that the interface has.
     fn is_answered(&self) -> Result<()> {
-        let [ours, theirs] = self.gids()?;
+        let [ours, theirs] = gids()?;
         for (place, target, gid) in [(Place::Here, self.layout.far(), theirs), (R, NEAR, ours)] {
             // R has no addresses if there is one IP subnet.
             if place == R && self.layout.ip == Ip::One {
@@ -249,15 +249,6 @@ impl World {
             })?;
         }
         Ok(())
-    }
-
-    /// Of the interfaces of A and of B.
-    pub(super) fn gids(&self) -> Result<[Gid; 2]> {
-        let entry = if self.layout.scheme == Scheme::Alias { "gids/1" } else { "gids/0" };
-        let gid = |place, port| -> Result<Gid> {
-            rig::port_attribute(place, port, entry)?.parse().context("a GID")
-        };
-        Ok([gid(Place::Here, A_PORT)?, gid(Place::Other, B_PORT)?])
     }
 
     /// A's manager starts again, and gives it another LID.
@@ -283,6 +274,12 @@ impl World {
         fabric.kill()?;
         [Place::Here, Place::Other].into_iter().try_for_each(is_empty)
     }
+}
+
+/// Of the interfaces of A and of B.
+pub(super) fn gids() -> Result<[Gid; 2]> {
+    let gid = |place| rig::hw_address(place, "ib0").map(IpoibHwAddr::gid);
+    Ok([gid(Place::Here)?, gid(Place::Other)?])
 }
 
 /// A guest has no HCA.
