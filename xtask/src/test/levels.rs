@@ -51,7 +51,7 @@ pub(super) const LEVELS: &[Level] = &[
     },
     Level {
         name: "fuzz",
-        what: "replay of the corpora, then each target for 10 s",
+        what: "replay of the corpora, then each target for 5 s",
         fast: false,
         budget: Duration::from_secs(200),
         run: fuzzing,
@@ -298,7 +298,7 @@ fn fuzzing(bench: &Bench<'_>) -> Result<Outcome> {
         Ok(toolbox) => toolbox,
         Err(lack) => return Ok(lack),
     };
-    fuzz::smoke(bench.workspace, &toolbox, Duration::from_secs(10))?;
+    fuzz::smoke(bench.workspace, &toolbox, Duration::from_secs(5))?;
     Ok(Outcome::Passed(count))
 }
 

@@ -51,7 +51,7 @@ pub(crate) struct Args {
     /// Your own kernel instead of Debian's: the directory in which `make bzImage modules` was run
     #[arg(long, value_name = "DIRECTORY", global = true, conflicts_with = "kernels")]
     tree: Option<PathBuf>,
-    /// When a guest is killed if it has not ended [default: 900, 1800 for `responder`, 3 hours for `reload`, 12 hours for `shell`]
+    /// When a guest is killed if it has not ended [default: 900, 1800 for `responder`, 2700 for `routers`, 3 hours for `reload`, 12 hours for `shell`]
     #[arg(long, value_name = "SECONDS", global = true)]
     deadline: Option<u64>,
 }
@@ -64,6 +64,8 @@ const SHELL_DEADLINE: Duration = Duration::from_hours(12);
 
 /// For the scenario that starts some hundred daemons.
 const LONG_DEADLINE: Duration = Duration::from_mins(30);
+/// For eleven layouts, one after the other.
+const ROUTERS_DEADLINE: Duration = Duration::from_mins(45);
 
 #[derive(Clone, Subcommand)]
 enum Scenario {
@@ -228,7 +230,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     };
     let deadline = match (args.deadline, &args.scenario) {
         (Some(seconds), _) => Duration::from_secs(seconds),
-        (None, Scenario::Responder { .. } | Scenario::Routers(_)) => LONG_DEADLINE,
+        (None, Scenario::Responder { .. }) => LONG_DEADLINE,
+        (None, Scenario::Routers(_)) => ROUTERS_DEADLINE,
         (None, Scenario::Reload { .. }) => RELOAD_DEADLINE,
         (None, Scenario::Shell) => SHELL_DEADLINE,
         (None, _) => DEADLINE,
