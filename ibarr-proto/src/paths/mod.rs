@@ -618,7 +618,7 @@ impl Paths {
     ) -> QuestionId {
         let id = self.next_id();
         let epoch = self.ports.get_mut(key.port()).map_or(0, Port::ask);
-        let asked = self.config.asked(question, self.lmc(key.port()));
+        let asked = self.asked(key.port(), question);
         let flight = Flight { key, question, epoch, waiters: BTreeSet::new(), doubted };
         self.flights.insert(id, flight);
         self.by_key.insert(key, id);
@@ -656,6 +656,7 @@ impl Paths {
 
     fn land(&mut self, flight: &Flight, outcome: sa::Outcome, others: Vec<PathRecord>) {
         self.by_key.remove(&flight.key);
+        self.note_refusal(flight.key.port(), &outcome);
         let mut outcome = self.as_the_sa_says(outcome, |record| leads(record, &flight.question));
         match outcome {
             Outcome::Found { record, .. } => {

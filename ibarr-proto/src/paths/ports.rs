@@ -58,6 +58,8 @@ pub(super) struct Port {
     pub(super) fallbacks: Seldom,
     /// Whether its SA supports quality of service.
     pub(super) has_qos: bool,
+    /// The SA that last refused a question for several paths.
+    pub(super) refused_tables: Option<Sa>,
     /// When to ask the SA for its capabilities; `None` while that question is in flight.
     pub(super) info_due: Option<Instant>,
 }
@@ -169,6 +171,7 @@ impl Ports {
             fallbacks: Seldom::default(),
             last_event: None,
             has_qos: false,
+            refused_tables: None,
             info_due: None,
         });
         self.names.insert(name, index);

@@ -14,9 +14,11 @@ use ibarr_common::wire::sa::{PathCount, PathQuestion, Question};
 
 use super::cache::{Cache, Key, Remembered};
 use super::lids::MAX_LMC;
+use super::ports::Port;
 use super::slab::Slot;
 use super::spread::alike;
 use super::{Config, Paths, PortName};
+use crate::sa::{self, PortIndex};
 
 impl Cache {
     /// Remembers more paths of an answer, if its first one is remembered.
@@ -71,20 +73,38 @@ impl Paths {
         let first = first.and_then(|remembered| remembered.record);
         first.map_or(Vec::new(), |first| [&[first], others].concat())
     }
+
+    /// What the SA is asked: for as many paths as are wanted, but no more than a port has LIDs. Beyond these OpenSM
+    /// 3.3.23 gives the same LIDs in other pairs. An SA that refuses such questions is asked for one path.
+    pub(super) fn asked(&self, port: PortIndex, question: PathQuestion) -> Question {
+        let takes_tables =
+            |port: &&Port| port.refused_tables.is_none_or(|sa| port.sa() != Some(sa));
+        let port = self.ports.get(port).filter(takes_tables);
+        let lids = port.map_or(1, |port| 1 << port.lmc().min(MAX_LMC));
+        match PathCount::new(self.config.spread.get().min(lids)) {
+            Some(count) if count != PathCount::ONE => Question::Paths(question, count),
+            _ => Question::Path(question),
+        }
+    }
+
+    /// The SA may take no question for several paths, and then it takes none until it is another one.
+    pub(super) fn note_refusal(&mut self, index: PortIndex, outcome: &sa::Outcome) {
+        let is_refused = match outcome {
+            sa::Outcome::Refused(refusal) => !refusal.is_final(),
+            outcome => *outcome == sa::Outcome::Unusable,
+        };
+        if is_refused
+            && self.config.has_spread()
+            && let Some(port) = self.ports.get_mut(index)
+        {
+            port.refused_tables = port.sa();
+        }
+    }
 }
 
 impl Config {
     /// Whether the SA may be asked for several paths.
     pub fn has_spread(&self) -> bool {
         self.spread != PathCount::ONE
-    }
-
-    /// What the SA is asked: for as many paths as are wanted, but no more than a port has LIDs. Beyond these OpenSM
-    /// 3.3.23 gives the same LIDs in other pairs.
-    pub(super) fn asked(&self, question: PathQuestion, lmc: u8) -> Question {
-        match PathCount::new((1 << lmc.min(MAX_LMC)).min(self.spread.get())) {
-            Some(count) if count != PathCount::ONE => Question::Paths(question, count),
-            _ => Question::Path(question),
-        }
     }
 }

@@ -210,3 +210,32 @@ fn turns_end_with_their_answer() {
     rig.advance(Duration::from_hours(2));
     assert_eq!((rig.paths.load().cached, rig.paths.cache.spread.slots().count()), (0, 0));
 }
+
+/// The question that the SA is asked for this path.
+fn asked_for(rig: &mut Rig, n: u64, refusal: Option<Refusal>) -> Question {
+    rig.resolve(question(n));
+    let sent = rig.sent.pop().unwrap();
+    rig.answer(&sent, refusal);
+    wire::Request::parse(sent.mad.as_ref()).unwrap().question
+}
+
+#[test]
+fn sa_that_refuses_a_table_is_asked_for_one_path_until_it_is_another() {
+    let mut rig = rig(config());
+    // A path that does not exist says nothing about tables.
+    for refusal in [Refusal::NO_RECORDS, Refusal::REQUEST_INVALID] {
+        let asked = asked_for(&mut rig, 1, Some(refusal));
+        assert!(matches!(asked, Question::Paths(..)), "{asked:?}");
+        rig.paths.flush();
+    }
+    let asked = asked_for(&mut rig, 1, None);
+    assert_eq!(asked, Question::Path(question(1)));
+    let [.., last] = &rig.answered()[..] else { panic!() };
+    assert!(matches!(last.outcome, Outcome::Found { .. }), "{last:?}");
+
+    rig.port(PortFacts { lmc: 2, sm_lid: Lid::new(6), ..facts() });
+    rig.pass_spread();
+    rig.answer_all();
+    let asked = asked_for(&mut rig, 2, None);
+    assert!(matches!(asked, Question::Paths(..)), "{asked:?}");
+}
