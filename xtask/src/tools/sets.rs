@@ -175,6 +175,16 @@ pub(crate) const LINUX_SOURCE: Set = Set {
     only: &[],
 };
 
+/// The kernel's own checker of types: address spaces, byte orders, locks.
+pub(crate) const SPARSE: Set = Set {
+    name: "sparse",
+    purpose: "checks the types of the module `ibtun` as the kernel has them",
+    programs: &["sparse"],
+    packages: &["sparse"],
+    suites: &[],
+    only: &[],
+};
+
 /// OpenSM and diagnostics, for a fabric in user space.
 pub(crate) const OPENSM: Set = Set {
     name: "opensm",
@@ -402,6 +412,7 @@ pub(super) const SETS: &[&Set] = &[
     &LINUX_6_12,
     &LINUX_NEWEST,
     &LINUX_SOURCE,
+    &SPARSE,
     &RDMA,
     &PERFTEST,
     &NFS,

@@ -136,8 +136,14 @@ fn responder(rounds: u32) -> [Scenario; 3] {
 /// Machines, and what scenarios on the software fabric need besides.
 fn with_fabric(workspace: &Workspace, versions: &[Version]) -> Result<Machines> {
     module::compiler()?;
-    let sets =
-        [&tools::RDMA, &tools::BPFTOOL, &tools::PERFTEST, &tools::PYVERBS, &tools::LINUX_SOURCE];
+    let sets = [
+        &tools::RDMA,
+        &tools::BPFTOOL,
+        &tools::PERFTEST,
+        &tools::PYVERBS,
+        &tools::LINUX_SOURCE,
+        &tools::SPARSE,
+    ];
     for set in sets {
         tools::root(workspace, set)?;
     }

@@ -2,16 +2,24 @@
 
 //! Builds our kernel module `ibtun` for a kernel.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::workspace::Workspace;
 use crate::{package, process, tools};
 
 pub(super) const NAME: &str = "ibtun";
+
+/// The kernels for which sparse checks the sources, which are the same for all.
+const CHECKED: &str = "6.1.";
+/// What sparse takes for an error. The kernel's own headers have arrays of structures of variable size.
+const WARNINGS: &str = "-D__CHECK_ENDIAN__ -Wsparse-error -Wno-flexible-array-array";
+/// A number as a null pointer, which sparse must refuse.
+const WRONG: &str = "int *wrong(void);\nint *wrong(void)\n{\n\treturn 0;\n}\n";
 
 /// The headers for modules of a kernel.
 pub(super) struct Headers {
@@ -43,9 +51,27 @@ pub(super) fn build(workspace: &Workspace, headers: &Headers, release: &str) -> 
     // An option of gcc 14, with which newer kernels are compiled; without it, make takes the older one.
     make.arg("CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=");
     make.arg(format!("CC={compiler}"));
+    if release.starts_with(CHECKED) {
+        let path = sparse(workspace)?;
+        make.env("PATH", path).args(["C=1", "CHECK=sparse"]).arg(format!("CF={WARNINGS}"));
+    }
     process::output(&mut make)
         .with_context(|| format!("{NAME} for Linux {release} cannot be built"))?;
     Ok(directory.join(format!("{NAME}.ko")))
+}
+
+/// The PATH on which sparse is, after a proof that it finds something.
+fn sparse(workspace: &Workspace) -> Result<OsString> {
+    let path = tools::ensure(workspace, &[&tools::SPARSE])?.path()?;
+    let wrong = workspace.target().join("vm/wrong.c");
+    fs::write(&wrong, WRONG).with_context(|| wrong.display().to_string())?;
+    let mut command = Command::new("sparse");
+    command.env("PATH", &path).args(WARNINGS.split(' ')).arg(&wrong).stderr(Stdio::null());
+    ensure!(
+        command.status()?.code() == Some(1),
+        "sparse does not find the mistake of a wrong file"
+    );
+    Ok(path)
 }
 
 impl Headers {
