@@ -92,12 +92,10 @@ fn table(results: &str) -> String {
     for row in rows {
         let cells = CALLERS.map(|(caller, _)| {
             let of = lines.iter().filter(|line| line[1..4] == *row && line[4] == caller);
-            let costs: Vec<_> = of.map(|line| line[5]).filter(|cost| !cost.is_empty()).collect();
-            let connects = lines.iter().any(|line| line[1..4] == *row && line[4] == caller);
-            match (connects, costs.is_empty()) {
-                (false, _) => " |".to_owned(),
-                (true, true) => " yes |".to_owned(),
-                (true, false) => format!(" yes; {} |", costs.join(", ")),
+            match &of.map(|line| line[5]).collect::<Vec<_>>()[..] {
+                [] => " |".to_owned(),
+                ["", ..] => " yes |".to_owned(),
+                costs => format!(" yes; {} |", costs.join(", ")),
             }
         });
         table.extend(["| ", &row.join(" | "), " |", &cells.concat(), "\n"]);
