@@ -99,11 +99,12 @@ impl Connection {
         Ok(())
     }
 
-    /// The client gets no acknowledgement any more (`IBV_WC_RETRY_EXC_ERR`). It does not end by itself.
+    /// The end that sends next gets no acknowledgement any more (`IBV_WC_RETRY_EXC_ERR`). The other one does not end by
+    /// itself.
     pub fn breaks(mut self) -> Result<()> {
         let broken = eventually(|| {
-            let said = self.client.said()?;
-            ensure!(said.contains("failed status 12"), "{said}");
+            let said = [self.client.said()?, self.server.said()?];
+            ensure!(said.iter().any(|said| said.contains("failed status 12")), "{said:?}");
             Ok(())
         });
         self.client.kill()?;
