@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
 //! `vm run b`: connections across the IP router. The kernel alone cannot make them. With `ibarr` at both
-//! ends it can, and programs need no change.
+//! ends it can, and programs need no change. `vm run r` and `s`: the same, and librdmacm's part of `vm run g`, with a
+//! router of InfiniBand there.
 
 use std::process::ExitCode;
 
@@ -10,8 +11,8 @@ use ibarr_user::control::messages::Request;
 use ibarr_user::transport::rtnetlink::LOOPBACK;
 
 use crate::report::Report;
-use crate::rig::{self, B, Ibarr, Place, Rig, pair, rping, survive_nudges};
-use crate::{namespaces, next_hops, operator};
+use crate::rig::{self, B, Ibarr, Place, Rig, Routed, Scheme, pair, rping, survive_nudges};
+use crate::{acm, namespaces, next_hops, operator};
 
 /// Addresses behind the router.
 pub(crate) const FAR_V4: &str = "10.2.0.1";
@@ -26,6 +27,16 @@ pub(crate) fn run() -> ExitCode {
         prove(&mut report);
         next_hops::prove(&mut report);
         report.claim("OpenSM and the fabric are still there", stands(rig));
+    }
+    report.end()
+}
+
+pub(crate) fn run_behind(scheme: Scheme) -> ExitCode {
+    let mut report = Report::default();
+    if let Some(rig) = report.claim("the rig stands", Routed::up(scheme)) {
+        prove(&mut report);
+        acm::prove_librdmacm(&mut report);
+        report.claim("both OpenSMs and the fabric are still there", rig.stands());
     }
     report.end()
 }

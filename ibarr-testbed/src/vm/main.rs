@@ -38,6 +38,7 @@ use anyhow::Result;
 use ibtun_guest::{OWN, init, report};
 
 use self::ls::Clock;
+use self::rig::Scheme;
 
 fn main() -> ExitCode {
     if process::id() == 1 {
@@ -59,6 +60,8 @@ fn main() -> ExitCode {
         [_, "run-n"] => subnets::by_lid::run(),
         [_, "run-p"] => namespaces::run(),
         [_, "run-q"] => subnets::records::run(),
+        [_, "run-r"] => join::run_behind(Scheme::Alias),
+        [_, "run-s"] => join::run_behind(Scheme::Flid),
         [_, "cluster"] => cluster::run(),
         [_, "storage"] => cluster::storage::run(),
         [_, "routers"] => cluster::routers::run(),

@@ -41,6 +41,10 @@ pub(super) enum Fabric {
     P,
     /// what the kernel makes of path records from and to other GIDs than the interfaces'
     Q,
+    /// b and librdmacm's part of g, behind a router that needs alias GIDs
+    R,
+    /// the same behind one with floating LIDs
+    S,
     /// the commands of ibtun's README, and ibfab up
     Tutorial,
 }
@@ -66,6 +70,8 @@ impl Fabric {
             Self::O => "run-o",
             Self::P => "run-p",
             Self::Q => "run-q",
+            Self::R => "run-r",
+            Self::S => "run-s",
             Self::Tutorial => "run-tutorial",
         }
     }

@@ -39,7 +39,8 @@ pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
     // There is no time for them in CI.
     let is_later = |scenario: &Scenario| {
         let Scenario::Run { scenario: Some(scenario) } = scenario else { return false };
-        [Fabric::C, Fabric::M, Fabric::O, Fabric::P, Fabric::Q].contains(scenario)
+        [Fabric::C, Fabric::M, Fabric::O, Fabric::P, Fabric::Q, Fabric::R, Fabric::S]
+            .contains(scenario)
     };
     scenarios.retain(|scenario| !is_later(scenario));
     scenarios.insert(0, Scenario::Ibtun { records: ODD_RECORDS });

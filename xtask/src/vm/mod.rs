@@ -448,7 +448,9 @@ fn prepare_run(
         _ => Processors::One,
     };
     match scenario {
-        Fabric::B | Fabric::C | Fabric::E => rig::with_package(workspace, prepared)?,
+        Fabric::B | Fabric::C | Fabric::E | Fabric::R | Fabric::S => {
+            rig::with_package(workspace, prepared)?;
+        }
         Fabric::H => rig::with_perftest(workspace, prepared)?,
         Fabric::I => {
             rig::with_pyverbs(workspace, prepared)?;

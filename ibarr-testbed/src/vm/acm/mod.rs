@@ -29,11 +29,23 @@ pub(crate) fn run() -> ExitCode {
     report.end()
 }
 
+/// The part of it that does not depend on a single subnet manager.
+pub(crate) fn prove_librdmacm(report: &mut Report) {
+    if let Some([here, ..]) = start(report, ["acm-here", "acm-n", "acm-b"]) {
+        librdmacm::prove(report, &here);
+    }
+}
+
+/// Here, next door, and behind the router.
+fn start(report: &mut Report, [here, next_door, behind]: [&'static str; 3]) -> Option<[Ibarr; 3]> {
+    let here = report.claim("ibarr serves ACM here", Ibarr::start(here, Place::Here, SERVE, 1));
+    let next_door = report.claim("ibarr runs next door", Ibarr::start(next_door, N, "", 1));
+    let behind = report.claim("ibarr runs behind the router", Ibarr::start(behind, B, "", 1));
+    Some([here?, next_door?, behind?])
+}
+
 fn prove(report: &mut Report, rig: &Rig) {
-    let here = report.claim("ibarr serves ACM here", Ibarr::start("here", Place::Here, SERVE, 1));
-    let next_door = report.claim("ibarr runs next door", Ibarr::start("n", N, "", 1));
-    let behind = report.claim("ibarr runs behind the router", Ibarr::start("b", B, "", 1));
-    let (Some(here), Some(_next_door), Some(_behind)) = (here, next_door, behind) else { return };
+    let Some([here, _next_door, _behind]) = start(report, ["here", "n", "b"]) else { return };
     options::prove(report, &here);
     librdmacm::prove(report, &here);
     let ours = compare::ask().and_then(|told| here.stop().map(|()| told));

@@ -42,7 +42,7 @@ impl Moving {
         self.is_taken("ib1")?;
         rig::is_active(Place::Other, B_PORT)?;
         if self.is_on_alias {
-            take_alias(Place::Other, "ib0")?;
+            rig::take_alias(Place::Other, "ib0")?;
         }
         rig::is_up(Place::Other, "ib0")
     }
@@ -57,11 +57,6 @@ impl Moving {
     fn is_taken(self, name: &str) -> Result<()> {
         ip(Place::Other, &format!("address del {}/32 dev {name}", self.address)).map(drop)
     }
-}
-
-/// Puts an interface on the alias of its port, which its manager is asked for.
-pub(super) fn take_alias(place: Place, name: &str) -> Result<()> {
-    rig::run(place, &["ibarr", "gid", name, "--set", "alias", "--ask-sa"]).map(drop)
 }
 
 fn cable(state: &str) -> Result<()> {

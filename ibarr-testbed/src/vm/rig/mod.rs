@@ -7,6 +7,8 @@ mod ibarr;
 mod manager;
 mod nudges;
 mod query;
+mod routed;
+mod scheme;
 mod who;
 
 use anyhow::{Result, bail};
@@ -19,6 +21,8 @@ pub(crate) use self::ibarr::{Ibarr, bpf_dir};
 pub(crate) use self::manager::{Manager, put};
 pub(crate) use self::nudges::survive_nudges;
 pub(crate) use self::query::query;
+pub(crate) use self::routed::Routed;
+pub(crate) use self::scheme::{Scheme, flid, router_guids, router_lids, take_alias};
 pub(crate) use self::who::Who;
 
 /// Does `work` at a place. Sockets that it makes stay there.

@@ -7,12 +7,11 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use ibarr_common::ib::{Gid, Lid};
 
-use super::super::moving::take_alias;
 use super::World;
 use super::callers::Program;
-use super::world::{SPARE, flid, gids};
+use super::world::{SPARE, gids};
 use crate::report::Report;
-use crate::rig::{self, Caller, Connection, Place, eventually, rping, spawn};
+use crate::rig::{self, Caller, Connection, Place, eventually, flid, rping, spawn, take_alias};
 
 /// One of two routers fails, the one in use, and returns.
 pub(super) fn router_fails(world: &World) -> Result<()> {

@@ -14,11 +14,11 @@ use anyhow::Result;
 
 use self::callers::{BY_ADDRESS, Program, follow};
 use self::faults::{each_way_has_its_router, lid_changes, router_fails};
-use self::world::{Ip, Layout, Scheme, World};
+use self::world::{Ip, Layout, World};
 use super::storage::{Storage, export};
 use super::{FIRST, R, link, other, there};
 use crate::report::Report;
-use crate::rig::{self, Place, eventually, ip};
+use crate::rig::{self, Place, Scheme, eventually, ip};
 
 /// How long an answer of a peer may take.
 const PATIENCE: Duration = Duration::from_millis(500);

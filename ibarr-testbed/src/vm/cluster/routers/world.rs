@@ -13,20 +13,12 @@ use std::fmt;
 use anyhow::{Result, ensure};
 use ibarr_common::ib::{Gid, IpoibHwAddr};
 
-use super::super::moving::{Moving, take_alias};
+use super::super::moving::Moving;
 use super::super::{A_PORT, B_PORT, B_SECOND, FIRST, KEY, R, other};
-use crate::rig::{self, Ibarr, Manager, Place, Process, eventually, ip, put, spawn};
-
-/// How routers find a host, and what GIDs look like for that.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Scheme {
-    /// There is no router.
-    None,
-    /// The 16 low bits of a GID are the LID.
-    Alias,
-    /// The prefix of a GID has a LID of the router in all other subnets.
-    Flid,
-}
+use crate::rig::{
+    self, Ibarr, Manager, Place, Process, Scheme, eventually, ip, put, router_guids, router_lids,
+    spawn, take_alias,
+};
 
 /// The addresses of A and B.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -74,19 +66,8 @@ impl Layout {
         Moving { address, learns, is_on_alias: self.scheme == Scheme::Alias }
     }
 
-    /// Of a subnet's GIDs.
-    fn prefix(self, subnet: u16) -> u64 {
-        let number = u64::from(subnet);
-        match self.scheme {
-            Scheme::None => 0xfe80 << 48,
-            Scheme::Alias => 0xfec0 << 48 | number,
-            Scheme::Flid => 0xfec0 << 48 | u64::from(flid(subnet)) << 16 | number,
-        }
-    }
-
     fn topology(self) -> String {
         let last = self.subnets;
-        let routing = if self.scheme == Scheme::Alias { "lid" } else { "guid" };
         let switch = |subnet: u16| {
             // Each neighbour has the same place at all switches.
             let cables = [
@@ -101,20 +82,13 @@ impl Layout {
             let cables: Vec<_> = cables.map(|(_, cable)| cable).collect();
             format!("Switch 8 \"S{subnet}\"\n{}\n\n", cables.join("\n"))
         };
-        let router = |name: &str, number: u16, near: &str, far: &str| {
-            let [one, two] = router_guids(number);
-            format!(
-                "routing={routing}\nrtguid=0x{:x}\nRt 2 \"{name}\"\n[1]({one:x}) {near}\n[2]({two:x}) {far}\n\n",
-                one - 1
-            )
-        };
         let between = |subnet: u16| {
             let far = format!("\"S{}\"[6]", subnet + 1);
-            router(&format!("X{subnet}"), subnet, &format!("\"S{subnet}\"[7]"), &far)
+            self.scheme.router(&format!("X{subnet}"), subnet, &format!("\"S{subnet}\"[7]"), &far)
         };
         let hosts = "Ca 1 \"A\"\n\nCa 2 \"B\"\n\nCa 2 \"R\"\n\n".to_owned();
         let manager = if last == 3 { "Ca 1 \"M\"\n\n" } else { "" }.to_owned();
-        let spare = self.spare.then(|| router(SPARE, last, "\"S1\"[8]", "\"S2\"[8]"));
+        let spare = self.spare.then(|| self.scheme.router(SPARE, last, "\"S1\"[8]", "\"S2\"[8]"));
         let others = [hosts, manager].into_iter().chain(spare).chain((1..last).map(between));
         (1..=last).map(switch).chain(others).collect()
     }
@@ -126,8 +100,7 @@ impl Layout {
             return Vec::new();
         }
         let back = if self.spare && self.scheme == Scheme::Flid { last } else { last - 1 };
-        let ends = [(router_guids(1)[0], flid(last)), (router_guids(back)[1], flid(1))];
-        ends.map(|(guid, lid)| (format!("0x{guid:016x}"), lid)).to_vec()
+        router_lids([router_guids(1)[0], router_guids(back)[1]], last)
     }
 
     /// OpenSM of a subnet, which gives ports these LIDs.
@@ -138,7 +111,7 @@ impl Layout {
             _ if subnet == self.subnets => (Place::Other, B_SECOND),
             _ => (Place::Here, M_PORT),
         };
-        let (name, prefix) = (&*subnet.to_string(), self.prefix(subnet));
+        let (name, prefix) = (&*subnet.to_string(), self.scheme.prefix(subnet));
         Manager { name, place, port, prefix, lmc: 0, partition: "", others: "", lids }.start()
     }
 
@@ -186,17 +159,6 @@ impl Layout {
             ],
         }
     }
-}
-
-/// No other port has them.
-pub(super) fn flid(subnet: u16) -> u16 {
-    0x50 + subnet
-}
-
-/// Of both ports of a router.
-fn router_guids(router: u16) -> [u64; 2] {
-    let node = 0x30_0000 + 0x10 * u64::from(router);
-    [node + 1, node + 2]
 }
 
 /// All that runs for a layout, in the order in which it ends.
