@@ -656,7 +656,7 @@ impl Paths {
 
     fn land(&mut self, flight: &Flight, outcome: sa::Outcome, others: Vec<PathRecord>) {
         self.by_key.remove(&flight.key);
-        self.note_refusal(flight.key.port(), &outcome);
+        self.note_refusal(flight, &outcome);
         let mut outcome = self.as_the_sa_says(outcome, |record| leads(record, &flight.question));
         match outcome {
             Outcome::Found { record, .. } => {

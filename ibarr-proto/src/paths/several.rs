@@ -17,7 +17,7 @@ use super::lids::MAX_LMC;
 use super::ports::Port;
 use super::slab::Slot;
 use super::spread::alike;
-use super::{Config, Paths, PortName};
+use super::{Config, Flight, Paths, PortName};
 use crate::sa::{self, PortIndex};
 
 impl Cache {
@@ -87,15 +87,17 @@ impl Paths {
         }
     }
 
-    /// The SA may take no question for several paths, and then it takes none until it is another one.
-    pub(super) fn note_refusal(&mut self, index: PortIndex, outcome: &sa::Outcome) {
+    /// The SA may take no question for several paths, and then it takes none until it is another one. What was asked in
+    /// an earlier epoch may have been refused by another SA.
+    pub(super) fn note_refusal(&mut self, flight: &Flight, outcome: &sa::Outcome) {
         let is_refused = match outcome {
             sa::Outcome::Refused(refusal) => !refusal.is_final(),
             outcome => *outcome == sa::Outcome::Unusable,
         };
         if is_refused
             && self.config.has_spread()
-            && let Some(port) = self.ports.get_mut(index)
+            && let Some(port) = self.ports.get_mut(flight.key.port())
+            && port.epoch == flight.epoch
         {
             port.refused_tables = port.sa();
         }

@@ -236,6 +236,13 @@ fn sa_that_refuses_a_table_is_asked_for_one_path_until_it_is_another() {
     rig.port(PortFacts { lmc: 2, sm_lid: Lid::new(6), ..facts() });
     rig.pass_spread();
     rig.answer_all();
-    let asked = asked_for(&mut rig, 2, None);
+    // Meanwhile it changes once more, so the refusal is an earlier one's.
+    rig.resolve(question(2));
+    let sent = rig.sent.pop().unwrap();
+    rig.port(PortFacts { lmc: 2, sm_lid: Lid::new(7), ..facts() });
+    rig.answer(&sent, Some(Refusal::REQUEST_INVALID));
+    rig.pass_spread();
+    rig.answer_all();
+    let asked = asked_for(&mut rig, 3, None);
     assert!(matches!(asked, Question::Paths(..)), "{asked:?}");
 }
