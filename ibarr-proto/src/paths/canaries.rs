@@ -36,8 +36,7 @@ const LATELY: usize = 8;
 impl Canaries {
     /// A path was given from memory. On average one path is asked for in each interval `every`.
     pub(super) fn used(&mut self, now: Instant, key: &Key, every: Duration, rng: &mut impl Rng) {
-        // A path that is chosen more often than those before does not wait for their time.
-        if self.due.is_none_or(|due| due > now + every / 2 + every) {
+        if self.due.is_none() {
             self.due = Some(now + every / 2 + random(every, rng));
         }
         match self.lately.iter().position(|known| known == key) {
@@ -52,6 +51,16 @@ impl Canaries {
             }
             Some(_) => {}
         }
+    }
+
+    /// A path is given that is asked for more often than those before, so it does not wait for their time. Returns whether
+    /// the time has changed.
+    pub(super) fn hurry(&mut self, now: Instant, every: Duration, rng: &mut impl Rng) -> bool {
+        let is_late = self.due.is_some_and(|due| due > now + every / 2 + every);
+        if is_late {
+            self.due = Some(now + every / 2 + random(every, rng));
+        }
+        is_late
     }
 
     /// When [`Self::take`] will return a path.

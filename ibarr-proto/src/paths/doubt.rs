@@ -70,9 +70,11 @@ impl Paths {
                 true => Config::CANARIES_IF_HEARD,
                 false => 1,
             };
-            let due = port.canaries.due();
+            let is_new = port.canaries.due().is_none()
+                || times == Config::CANARIES_IF_ROUTED
+                    && port.canaries.hurry(self.now, every * times, &mut self.rng);
+            self.canaries_set += u64::from(is_new);
             port.canaries.used(self.now, key, every * times, &mut self.rng);
-            self.canaries_set += u64::from(port.canaries.due() != due);
         }
     }
 
