@@ -72,8 +72,8 @@ impl Facts {
         !self.answering.is_empty()
     }
 
-    /// The interfaces that began or ceased to be [answering](Self::is_answering) since the last call, if any
-    /// did.
+    /// The interfaces that began or ceased to be [answering](Self::is_answering) since the last call, if
+    /// there are any.
     pub(super) fn take_answering_changed(&mut self) -> Option<BTreeSet<IfIndex>> {
         (!self.answering_changed.is_empty()).then(|| core::mem::take(&mut self.answering_changed))
     }

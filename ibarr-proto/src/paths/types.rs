@@ -55,7 +55,7 @@ pub struct Config {
 impl Config {
     /// Factor of [`Self::canary_every`] where events are heard: once a minute by default.
     pub const CANARIES_IF_HEARD: u32 = 12;
-    /// The same for a path by a router, of which no event tells that it has failed.
+    /// The same while a port uses a path by a router: no event tells that the router has failed.
     pub const CANARIES_IF_ROUTED: u32 = 3;
 
     /// The most of [`Self::spread`]. More would add little: with eight, flows that meet in one LID are an eighth.

@@ -220,7 +220,7 @@ fn asked_for(rig: &mut Rig, n: u64, refusal: Option<Refusal>) -> Question {
 }
 
 #[test]
-fn sa_that_refuses_a_table_is_asked_for_one_path_until_it_is_another() {
+fn sa_that_refuses_tables_is_asked_for_one_path_until_it_changes() {
     let mut rig = rig(config());
     // A path that does not exist says nothing about tables.
     for refusal in [Refusal::NO_RECORDS, Refusal::REQUEST_INVALID] {

@@ -99,8 +99,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The end that sends next gets no acknowledgement any more (`IBV_WC_RETRY_EXC_ERR`). The other one does not end by
-    /// itself.
+    /// The end that sends next gets no acknowledgement any more (`IBV_WC_RETRY_EXC_ERR`). The other one goes on waiting.
     pub fn breaks(mut self) -> Result<()> {
         let broken = eventually(|| {
             let said = [self.client.said()?, self.server.said()?];
