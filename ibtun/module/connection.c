@@ -153,11 +153,11 @@ void ibtun_send_frame(struct ibtun_hca *hca, struct rvt_qp *qp, const struct ibt
 	if (index < rvt_get_npkeys(&hca->rdi))
 		pkey = READ_ONCE(port->pkey[index]);
 	if (!ibtun_may_send(port, false)) {
-		ibtun_count(port, IBTUN_TX_DROP_STATE);
+		ibtun_drop(port, IBTUN_TX_DROP_STATE);
 	} else {
 		packet = ibtun_packet_alloc(port, IBTUN_PACKET, words);
 		if (!packet)
-			ibtun_count(port, IBTUN_TX_DROP_MEMORY);
+			ibtun_drop(port, IBTUN_TX_DROP_MEMORY);
 	}
 	if (!packet) {
 		if (frame->length)
@@ -223,16 +223,16 @@ static void ibtun_deliver_locked(struct ibtun_hca *hca, struct ibtun_hca_port *p
 	if (!ibtun_is_connected(qp) || !own->wire || !ibtun_can(qp, RVT_PROCESS_RECV_OK) ||
 	    qp->port_num != port->number ||
 	    reliable != (IBTUN_SERVICE(parsed->opcode) == IB_OPCODE_RC)) {
-		ibtun_count(port, IBTUN_RX_DROP_QP);
+		ibtun_drop(port, IBTUN_RX_DROP_QP);
 		return;
 	}
 	if (!ibtun_is_from_peer(hca, port, qp, parsed)) {
-		ibtun_count(port, IBTUN_RX_DROP_PATH);
+		ibtun_drop(port, IBTUN_RX_DROP_PATH);
 		return;
 	}
 	if (index >= rvt_get_npkeys(&hca->rdi) ||
 	    !ibtun_pkeys_match(READ_ONCE(port->pkey[index]), parsed->pkey)) {
-		ibtun_count(port, IBTUN_RX_DROP_PKEY);
+		ibtun_drop(port, IBTUN_RX_DROP_PKEY);
 		return;
 	}
 	if (qp->state == IB_QPS_RTR && !(qp->r_flags & RVT_R_COMM_EST)) {

@@ -52,7 +52,7 @@ struct ibtun_packet *ibtun_damage(struct rvt_qp *qp, struct ibtun_packet *packet
 		return NULL;
 	again = ibtun_packet_alloc(ibtun_port_of(qp), packet->record.type, 0);
 	if (!again) {
-		ibtun_count(ibtun_port_of(qp), IBTUN_TX_DROP_MEMORY);
+		ibtun_drop(ibtun_port_of(qp), IBTUN_TX_DROP_MEMORY);
 		return NULL;
 	}
 	again->record = packet->record;

@@ -6,7 +6,8 @@
  * and unmakes an HCA on rdmavt. port.c holds what a port is told about itself.
  * send.c and receive.c turn work requests into packets and back. fault.c breaks
  * things on purpose, behaviour.c does what few HCAs do, manners.c warns of callers
- * that rely on too much, calls.c traces calls. Connections over the wire:
+ * that rely on too much, calls.c traces calls, objects.c lists what they made.
+ * Connections over the wire:
  * connection.c has what both ends share, requester.c asks, responder.c answers,
  * message.c receives SEND and RDMA WRITE.
  */
@@ -14,6 +15,7 @@
 #define IBTUN_H
 
 #include <linux/atomic.h>
+#include <linux/hashtable.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
 #include <linux/spinlock.h>
@@ -99,6 +101,11 @@ struct ibtun_hca {
 	bool closed;		/* nobody reads any more */
 	wait_queue_head_t readable;
 	struct mutex reading;	/* one record goes to one reader */
+
+	spinlock_t objects_lock;	/* both below */
+	DECLARE_HASHTABLE(objects, 8);	/* struct ibtun_object, by address */
+	u32 unlisted;			/* those for which there was no memory */
+	struct dentry *directory;
 
 	u8 ports;
 	struct ibtun_hca_port port[];
@@ -269,6 +276,7 @@ int ibtun_port_set_guids(struct ibtun_hca *hca, const struct ibtun_guids *set);
 int ibtun_port_event(struct ibtun_hca *hca, const struct ibtun_event *event);
 int ibtun_port_stats(struct ibtun_hca *hca, struct ibtun_stats *get);
 extern ibtun_counter_name ibtun_counter_names[IBTUN_COUNTERS];
+void ibtun_drop(struct ibtun_hca_port *port, enum ibtun_counter counter);
 int ibtun_query_port_state(struct rvt_dev_info *rdi, ibtun_number number,
 			   struct ib_port_attr *attr);
 int ibtun_modify_port(struct ib_device *ibdev, ibtun_number number, int mask,
@@ -305,6 +313,18 @@ void ibtun_check_path(struct rvt_qp *qp, const struct ib_qp_attr *attr, int mask
 
 /* calls.c */
 int ibtun_trace_calls(struct ib_device *ibdev);
+
+/* objects.c */
+struct ibtun_object;
+
+void ibtun_list(struct ib_device *ibdev, const char *kind, u32 number, const void *address,
+		void *user);
+struct ibtun_object *ibtun_unlist(struct ib_device *ibdev, const void *address);
+int ibtun_unlisted(struct ib_device *ibdev, struct ibtun_object *object, int err);
+void ibtun_objects_init(struct ibtun_hca *hca, const char *name);
+void ibtun_objects_end(struct ibtun_hca *hca);
+void ibtun_directory_init(void);
+void ibtun_directory_exit(void);
 
 /* behaviour.c */
 int ibtun_set_behaviour(struct ibtun_hca *hca, const struct ibtun_behaviour *set);

@@ -42,9 +42,11 @@
 #if LINUX_VERSION_CODE < KERNEL_VERSION(5, 16, 0)
 #define ibtun_counter_name	const char *const
 #define IBTUN_COUNTER_NAME(text) text
+#define IBTUN_COUNTER_TEXT(counter) (counter)
 #else
 #define ibtun_counter_name	const struct rdma_stat_desc
 #define IBTUN_COUNTER_NAME(text) { .name = text }
+#define IBTUN_COUNTER_TEXT(counter) ((counter).name)
 #endif
 
 /* That work runs where it was queued. It was the default before it had a name. */

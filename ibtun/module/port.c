@@ -43,6 +43,16 @@ ibtun_counter_name ibtun_counter_names[IBTUN_COUNTERS] = {
 	[IBTUN_FAULT_DELAYS] = IBTUN_COUNTER_NAME("fault_delays"),
 };
 
+/* Counts a packet that goes no further. Dynamic debug tells of it in the kernel log. */
+void ibtun_drop(struct ibtun_hca_port *port, enum ibtun_counter counter)
+{
+	struct ibtun_hca *hca = container_of(port - (port->number - 1), struct ibtun_hca, port[0]);
+
+	ibtun_count(port, counter);
+	ibdev_dbg(&hca->rdi.ibdev, "port %u: %s\n", port->number,
+		  IBTUN_COUNTER_TEXT(ibtun_counter_names[counter]));
+}
+
 void ibtun_port_init(struct ibtun_hca *hca, u8 number, __be64 guid)
 {
 	struct ibtun_hca_port *port = &hca->port[number - 1];
@@ -71,6 +81,7 @@ static void ibtun_dispatch(struct ibtun_hca *hca, u8 number, enum ib_event_type 
 	};
 
 	trace_ibtun_event(hca->unit, kind, "port", number);
+	ibdev_dbg(&hca->rdi.ibdev, "port %u: %s\n", number, ib_event_msg(kind));
 	ib_dispatch_event(&event);
 }
 
@@ -298,7 +309,7 @@ int ibtun_modify_port(struct ib_device *ibdev, ibtun_number number, int mask,
 	if (before == after)
 		ibtun_packet_free(packet);
 	else if (!ibtun_packet_queue(hca, packet))
-		ibtun_count(port, IBTUN_TX_DROP_QUEUE);
+		ibtun_drop(port, IBTUN_TX_DROP_QUEUE);
 	spin_unlock_irq(&port->lock);
 	return 0;
 }

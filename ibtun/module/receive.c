@@ -200,11 +200,11 @@ static bool ibtun_has_rights(struct ibtun_hca *hca, struct ibtun_hca_port *port,
 			index = -1;
 	}
 	if (index < 0) {
-		ibtun_count(port, IBTUN_RX_DROP_PKEY);
+		ibtun_drop(port, IBTUN_RX_DROP_PKEY);
 		return false;
 	}
 	if (qkey != parsed->qkey) {
-		ibtun_count(port, IBTUN_RX_DROP_QKEY);
+		ibtun_drop(port, IBTUN_RX_DROP_QKEY);
 		return false;
 	}
 	wc->pkey_index = index;
@@ -268,13 +268,13 @@ static void ibtun_deliver_locked(struct ibtun_hca *hca, struct ibtun_hca_port *p
 
 	if (!(ib_rvt_state_ops[qp->state] & RVT_PROCESS_RECV_OK) || !ibtun_is_datagram(qp) ||
 	    qp->port_num != port->number) {
-		ibtun_count(port, IBTUN_RX_DROP_QP);
+		ibtun_drop(port, IBTUN_RX_DROP_QP);
 		return;
 	}
 	if (!ibtun_has_rights(hca, port, qp, parsed, &wc))
 		return;
 	if (!ibtun_get_room(qp, wc.byte_len)) {
-		ibtun_count(port, IBTUN_RX_DROP_NO_RECEIVE);
+		ibtun_drop(port, IBTUN_RX_DROP_NO_RECEIVE);
 		return;
 	}
 	if (parsed->grh) {
@@ -317,7 +317,7 @@ static void ibtun_deliver_multicast(struct ibtun_hca *hca, struct ibtun_hca_port
 	memcpy(&mgid, parsed->grh + 6, sizeof(mgid));
 	group = rvt_mcast_find(&port->rvp, &mgid, parsed->dlid);
 	if (!group) {
-		ibtun_count(port, IBTUN_RX_DROP_QP);
+		ibtun_drop(port, IBTUN_RX_DROP_QP);
 		return;
 	}
 	rcu_read_lock();
@@ -337,15 +337,15 @@ void ibtun_receive(struct ibtun_hca *hca, struct ibtun_hca_port *port, const __b
 	struct rvt_qp *qp;
 
 	if (!ibtun_parse(words, length, &parsed)) {
-		ibtun_count(port, IBTUN_RX_DROP_MALFORMED);
+		ibtun_drop(port, IBTUN_RX_DROP_MALFORMED);
 		return;
 	}
 	if (!ibtun_may_receive(port, &parsed)) {
-		ibtun_count(port, IBTUN_RX_DROP_STATE);
+		ibtun_drop(port, IBTUN_RX_DROP_STATE);
 		return;
 	}
 	if (!ibtun_is_for(port, &parsed)) {
-		ibtun_count(port, IBTUN_RX_DROP_LID);
+		ibtun_drop(port, IBTUN_RX_DROP_LID);
 		return;
 	}
 	ibtun_count(port, IBTUN_RX_PACKETS);
@@ -357,7 +357,7 @@ void ibtun_receive(struct ibtun_hca *hca, struct ibtun_hca_port *port, const __b
 	rcu_read_lock();
 	qp = rvt_lookup_qpn(&hca->rdi, &port->rvp, parsed.qpn);
 	if (!qp)
-		ibtun_count(port, IBTUN_RX_DROP_QP);
+		ibtun_drop(port, IBTUN_RX_DROP_QP);
 	else if (IBTUN_SERVICE(parsed.opcode) == IB_OPCODE_UD)
 		ibtun_deliver(hca, port, qp, &parsed);
 	else

@@ -515,7 +515,7 @@ void ibtun_receive_response(struct rvt_qp *qp, const struct ibtun_parsed *parsed
 	/* Of what was never sent, or heard already. */
 	if (!ibtun_can(qp, RVT_PROCESS_SEND_OK) || !ibtun_is_outstanding(qp) ||
 	    ibtun_cmp(parsed->psn, qp->s_last_psn) <= 0 || ibtun_cmp(parsed->psn, own->sent) >= 0) {
-		ibtun_count(ibtun_port_of(qp), IBTUN_RX_DROP_SEQUENCE);
+		ibtun_drop(ibtun_port_of(qp), IBTUN_RX_DROP_SEQUENCE);
 		return;
 	}
 	if (operation == IB_OPCODE_ACKNOWLEDGE) {
@@ -528,7 +528,7 @@ void ibtun_receive_response(struct rvt_qp *qp, const struct ibtun_parsed *parsed
 		/* A response acknowledges all that was asked before. */
 		ibtun_acknowledge(qp, parsed->psn - 1);
 		if (!ibtun_is_awaited(qp, operation, parsed->psn))
-			ibtun_count(ibtun_port_of(qp), IBTUN_RX_DROP_SEQUENCE);
+			ibtun_drop(ibtun_port_of(qp), IBTUN_RX_DROP_SEQUENCE);
 		else if (operation == IB_OPCODE_ATOMIC_ACKNOWLEDGE)
 			ibtun_receive_atomic(qp, parsed);
 		else

@@ -315,7 +315,7 @@ static void ibtun_take_message(struct rvt_qp *qp, const struct ibtun_parsed *par
 						be32_to_cpu(rvt_compute_aeth(qp)));
 		break;
 	case IBTUN_NO_RECEIVE:
-		ibtun_count(ibtun_port_of(qp), IBTUN_RX_DROP_NO_RECEIVE);
+		ibtun_drop(ibtun_port_of(qp), IBTUN_RX_DROP_NO_RECEIVE);
 		ibtun_nak_later(qp, IB_RNR_NAK | qp->r_min_rnr_timer);
 		break;
 	case IBTUN_INVALID:
@@ -425,7 +425,7 @@ void ibtun_receive_rc(struct rvt_qp *qp, const struct ibtun_parsed *parsed)
 		return;
 	}
 	if (distance > 0) {
-		ibtun_count(ibtun_port_of(qp), IBTUN_RX_DROP_SEQUENCE);
+		ibtun_drop(ibtun_port_of(qp), IBTUN_RX_DROP_SEQUENCE);
 		if (!own->nak_sent)
 			ibtun_nak_later(qp, IB_NAK_PSN_ERROR);
 		return;
@@ -475,7 +475,7 @@ void ibtun_receive_uc(struct rvt_qp *qp, const struct ibtun_parsed *parsed)
 		ibtun_abandon(qp);
 	qp->r_psn = parsed->psn + 1;
 	if (!starts && own->receiving == IBTUN_NO_MESSAGE) {
-		ibtun_count(ibtun_port_of(qp), IBTUN_RX_DROP_SEQUENCE);
+		ibtun_drop(ibtun_port_of(qp), IBTUN_RX_DROP_SEQUENCE);
 		return;
 	}
 	switch (ibtun_take(qp, parsed)) {
@@ -485,11 +485,11 @@ void ibtun_receive_uc(struct rvt_qp *qp, const struct ibtun_parsed *parsed)
 		ibtun_fail_connection(qp, IB_WC_LOC_QP_OP_ERR);
 		break;
 	case IBTUN_NO_RECEIVE:
-		ibtun_count(ibtun_port_of(qp), IBTUN_RX_DROP_NO_RECEIVE);
+		ibtun_drop(ibtun_port_of(qp), IBTUN_RX_DROP_NO_RECEIVE);
 		ibtun_abandon(qp);
 		break;
 	default:
-		ibtun_count(ibtun_port_of(qp), IBTUN_RX_DROP_SEQUENCE);
+		ibtun_drop(ibtun_port_of(qp), IBTUN_RX_DROP_SEQUENCE);
 		ibtun_abandon(qp);
 	}
 }

@@ -108,7 +108,7 @@ static void ibtun_hand_over(struct ibtun_hca *hca, struct ibtun_hca_port *port,
 	u32 length = packet->record.length - sizeof(packet->record);
 
 	if (!ibtun_packet_queue(hca, packet)) {
-		ibtun_count(port, IBTUN_TX_DROP_QUEUE);
+		ibtun_drop(port, IBTUN_TX_DROP_QUEUE);
 		return;
 	}
 	ibtun_count(port, IBTUN_TX_PACKETS);
@@ -214,7 +214,7 @@ static void ibtun_send_packet(struct ibtun_hca *hca, struct rvt_qp *qp, struct r
 	__be32 *to;
 
 	if (!ibtun_may_send(port, management)) {
-		ibtun_count(port, IBTUN_TX_DROP_STATE);
+		ibtun_drop(port, IBTUN_TX_DROP_STATE);
 		return;
 	}
 	if (global)
@@ -223,7 +223,7 @@ static void ibtun_send_packet(struct ibtun_hca *hca, struct rvt_qp *qp, struct r
 		words += IBTUN_IMM_WORDS;
 	packet = ibtun_packet_alloc(port, IBTUN_PACKET, words);
 	if (!packet) {
-		ibtun_count(port, IBTUN_TX_DROP_MEMORY);
+		ibtun_drop(port, IBTUN_TX_DROP_MEMORY);
 		return;
 	}
 	to = ibtun_put_path(packet->body, port, attr, management, words);

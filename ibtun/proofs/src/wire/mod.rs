@@ -6,6 +6,7 @@
 mod faults;
 mod hostile;
 mod manners;
+mod objects;
 mod resources;
 mod trace;
 
@@ -129,6 +130,7 @@ fn prove(report: &mut Report, rig: &Rig) {
     report.claim("a trace names packets in the specification's words", trace::names_packets());
     resources::prove(report);
     faults::prove(report);
+    objects::prove(report);
     report.claim("a trace has calls, packets and completions in order", trace::calls_in_order());
     report.claim("a trace has calls and completions inside one HCA", trace::calls_inside());
     report.claim("a trace has retries and asynchronous events", trace::retries_and_events());

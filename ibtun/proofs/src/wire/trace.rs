@@ -175,6 +175,23 @@ pub(super) fn calls_in_order() -> Result<()> {
     Ok(())
 }
 
+/// A program's calls of these kinds, each of which succeeds.
+pub(super) fn has_calls(program: &str, options: &[&str], calls: &[&str]) -> Result<()> {
+    let mut trace = with_calls(&format!("trace-{program}"), program)?;
+    pingpong(program, [OTHER, OURS], options)?;
+    rig::eventually(|| {
+        let all = lines(&trace, 0)?;
+        for &call in calls {
+            let is_it = |line: &Value| {
+                line["call"] == call && line["device"] == OURS.0 && line["result"] == 0
+            };
+            ensure!(all.iter().any(is_it), "no {call} of {program}");
+        }
+        Ok(())
+    })?;
+    trace.kill()
+}
+
 /// What makes no packets is there, too.
 pub(super) fn calls_inside() -> Result<()> {
     let mut trace = with_calls("trace-inside", "inside")?;
