@@ -22,7 +22,7 @@ mod wire;
 use std::env;
 use std::process::{self, ExitCode};
 
-use ibtun_guest::{init, kernel_log, report, rig};
+use ibtun_guest::{OWN, init, kernel_log, report, rig};
 
 fn main() -> ExitCode {
     if process::id() == 1 {
@@ -40,6 +40,7 @@ fn main() -> ExitCode {
             (Ok(rounds), Ok(seed)) => reload::run(rounds, seed),
             _ => ExitCode::from(64),
         },
+        [_, ibtun::CREATE] => ibtun::create_here(),
         [_, "ibtun", records] if records.parse::<u64>().is_ok() => {
             ibtun::run(records.parse().unwrap_or_default())
         }

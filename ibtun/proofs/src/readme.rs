@@ -12,8 +12,14 @@ const README: &str = include_str!("../../README.md");
 const CLAIMS: &str = include_str!("../../docs/claims.txt");
 
 /// Where claims of scenarios, and names of tests, are looked for.
-const SOURCES: [&str; 5] =
-    ["guest/src", "proofs/src", "fabric/tests", "../ibarr-testbed/src/vm", "../xtask/src"];
+const SOURCES: [&str; 6] = [
+    "guest/src",
+    "proofs/src",
+    "fabric/src",
+    "fabric/tests",
+    "../ibarr-testbed/src/vm",
+    "../xtask/src",
+];
 
 #[test]
 fn each_sentence_of_the_readme_has_its_claim() {

@@ -6,19 +6,25 @@
 mod fuzz;
 mod refused;
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::errno::Errno;
 
+use crate::OWN;
 use crate::kernel_log;
 use crate::report::Report;
 use crate::sys::{self, Create, Event, Guids, Ibtun, PKeys, Port};
+
+/// The command of this program that only makes an HCA.
+pub(crate) const CREATE: &str = "create";
 
 /// How long work of the kernel in the background may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -50,6 +56,7 @@ pub(crate) fn run(odd: u64) -> ExitCode {
     let mut report = Report::default();
     report.claim("a descriptor without an HCA offers nothing", nothing_without_hca());
     report.claim("wrong arguments for an HCA are refused", refused::creates());
+    report.claim("a process without CAP_NET_ADMIN makes no HCA", needs_capability());
     let hca = report.claim("a descriptor makes an HCA of two ports", make());
     if let Some((device, name)) = hca {
         proofs(&mut report, &device, &name, odd);
@@ -108,6 +115,30 @@ fn nothing_without_hca() -> Result<()> {
     is_refused(device.port(1), Errno::ENXIO, "IBTUN_GET_PORT")?;
     is_refused(device.fault(&sys::Fault::default()), Errno::ENXIO, "IBTUN_FAULT")?;
     is_refused(device.set_port(&Port::default()), Errno::ENXIO, "IBTUN_SET_PORT")
+}
+
+/// Of a user who may open the file.
+fn needs_capability() -> Result<()> {
+    const FILE: &str = "/dev/ibtun";
+    const NOBODY: u32 = 65534;
+    let permit = |mode| fs::set_permissions(FILE, Permissions::from_mode(mode)).context(FILE);
+    permit(0o666)?;
+    let mut command = Command::new(OWN);
+    let output = command.arg(CREATE).uid(NOBODY).gid(NOBODY).output().context(OWN)?;
+    permit(0o600)?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(said.trim() == "refused: EPERM", "{}: {said}", output.status);
+    Ok(())
+}
+
+/// Says how the kernel refuses an HCA to this process.
+pub(crate) fn create_here() -> ExitCode {
+    let outcome = Ibtun::open().and_then(|device| device.create(&create()));
+    match outcome.as_ref().map_err(io::Error::raw_os_error) {
+        Err(Some(errno)) => println!("refused: {:?}", Errno::from_raw(errno)),
+        other => println!("{other:?}"),
+    }
+    ExitCode::SUCCESS
 }
 
 fn make() -> Result<(Ibtun, String)> {

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng as _};
 
-use super::{End, start_pingpong};
+use super::{End, start};
 use crate::report::Report;
 use crate::rig::{Place, Process, spawn};
 use crate::sys::{self, Create, Ibtun, Port};
@@ -131,18 +131,39 @@ impl Wire {
 
     /// Starts server and client.
     pub(super) fn talk(&self, options: &[&str]) -> Result<(Process, Process)> {
+        self.pair("ibv_rc_pingpong", &[&["-c"], options].concat())
+    }
+
+    /// The same of any program.
+    pub(super) fn pair(&self, program: &str, options: &[&str]) -> Result<(Process, Process)> {
         let [server, client] = ["1", "2"].map(|port| End(&self.name, port));
-        let (server, words) = start_pingpong("ibv_rc_pingpong", server, client, options)?;
+        let (server, words) = start(program, server, client, options)?;
         let words: Vec<_> = words.iter().map(String::as_str).collect();
-        Ok((server, spawn("ibv_rc_pingpong-hostile", Place::Here, &words)?))
+        Ok((server, spawn(&format!("{program}-on-wire"), Place::Here, &words)?))
     }
 
     /// Carries what was sent to where it is addressed. Returns the number of packets.
     pub(super) fn carry(&mut self, disturbed: bool) -> Result<usize> {
+        let sent = self.sent()?;
+        let carried = sent.len();
+        for record in sent {
+            if disturbed && self.random.next_u32().is_multiple_of(BEFORE) {
+                let odd = self.changed(&record);
+                self.write(&odd, 1)?;
+            }
+            self.write(&record, 1)?;
+            self.recent.truncate(KEPT - 1);
+            self.recent.push_front(record);
+        }
+        Ok(carried)
+    }
+
+    /// Takes what was sent, as the records that carry it to where it is addressed.
+    pub(super) fn sent(&mut self) -> Result<Vec<Vec<u8>>> {
         let mut buffer = vec![0; 32 * sys::MAX_RECORD];
         let length = self.device.read(&mut buffer, Duration::from_millis(1))?;
         let mut rest = buffer.get(..length).context("a length")?;
-        let mut carried = 0;
+        let mut sent = Vec::new();
         while let Some(bytes) = rest.get(4..8) {
             let length = usize::try_from(u32::from_ne_bytes(bytes.try_into()?))?;
             let (record, next) = rest.split_at_checked(length).context("half a record")?;
@@ -156,16 +177,9 @@ impl Wire {
             let mut record = record.to_vec();
             record[2] = u8::try_from(to + 1)?;
             record[8..16].fill(0);
-            if disturbed && self.random.next_u32().is_multiple_of(BEFORE) {
-                let odd = self.changed(&record);
-                self.write(&odd, 1)?;
-            }
-            self.write(&record, 1)?;
-            carried += 1;
-            self.recent.truncate(KEPT - 1);
-            self.recent.push_front(record);
+            sent.push(record);
         }
-        Ok(carried)
+        Ok(sent)
     }
 
     /// Writes recent packets again, most of them changed. Returns their number.
@@ -207,7 +221,7 @@ impl Wire {
         changed
     }
 
-    fn write(&mut self, records: &[u8], number: u64) -> Result<()> {
+    pub(super) fn write(&mut self, records: &[u8], number: u64) -> Result<()> {
         let written = self.device.write(records)?;
         ensure!(written == records.len(), "records of seed {SEED} were refused");
         self.written += number;

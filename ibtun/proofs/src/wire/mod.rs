@@ -5,6 +5,7 @@
 
 mod faults;
 mod hostile;
+mod limits;
 mod manners;
 mod objects;
 mod resources;
@@ -140,6 +141,11 @@ fn prove(report: &mut Report, rig: &Rig) {
     report.claim("inside one HCA nothing goes over the wire", inside(false));
     report.claim("inside one HCA all goes over the wire, if wanted", inside(true));
     report.claim("single packets are corrupted, repeated and late", on_own_wire(faults::packets));
+    let window = on_own_wire(limits::window);
+    report.claim("a requester has 64 packets on their way, and no more", window);
+    let atomics = on_own_wire(limits::repeated_atomics);
+    report.claim("a repeated atomic is answered and not done again", atomics);
+    report.claim("R_Key 0 is refused on the wire", on_own_wire(limits::no_r_key));
     let hostile = || hostile::harmless(ODD_PACKETS);
     report.claim("a hostile wire does no harm to open connections", on_own_wire(hostile));
 }
