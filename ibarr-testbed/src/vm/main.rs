@@ -63,6 +63,7 @@ fn main() -> ExitCode {
         [_, "run-r"] => join::run_behind(Scheme::Alias),
         [_, "run-s"] => join::run_behind(Scheme::Flid),
         [_, "cluster"] => cluster::run(),
+        [_, "hosts"] => cluster::hosts::run(),
         [_, "storage"] => cluster::storage::run(),
         [_, "routers"] => cluster::routers::run(),
         [_, cluster::storage::writer::NAME, path] => ended(cluster::storage::writer::run(path)),

@@ -30,8 +30,8 @@ use self::fabric::Fabric;
 use self::image::Program;
 use self::kernel::{Pair, Version};
 pub(crate) use self::levels::{
-    prove, prove_both_ways, prove_cluster, prove_ends, prove_newer, prove_rdma, prove_responder,
-    prove_tutorial,
+    prove, prove_both_ways, prove_cluster, prove_ends, prove_newer,
+    prove_rdma, prove_responder, prove_tutorial,
 };
 use self::qemu::Processors;
 use self::run::{Machines, Prepared};
@@ -90,6 +90,8 @@ enum Scenario {
     },
     /// Two kernels with an HCA each, which a fabric joins
     Cluster(Pair),
+    /// One fabric of 32 hosts, 16 in each of two kernels, which leave and join under load
+    Hosts(Pair),
     /// NVMe and NFS over RDMA between two kernels, while the server's address moves to another port
     Storage(Pair),
     /// Each kind of router between two kernels, with each kind of caller
@@ -170,6 +172,7 @@ impl Scenario {
     fn in_two_guests(&self) -> Option<([&'static str; 2], &Pair)> {
         match self {
             Self::Cluster(pair) => Some((["cluster", "cluster-other"], pair)),
+            Self::Hosts(pair) => Some((["hosts", "hosts-other"], pair)),
             Self::Storage(pair) => Some((["storage", "storage-other"], pair)),
             Self::Routers(pair) => Some((["routers", "routers-other"], pair)),
             _ => None,
@@ -321,14 +324,16 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
             prepare_run(workspace, scenario, &built, &mut prepared)?;
         }
         Scenario::Timings => prepare_run(workspace, Fabric::C, &built, &mut prepared)?,
-        Scenario::Cluster(_) | Scenario::Storage(_) | Scenario::Routers(_) => {
+        Scenario::Cluster(_) | Scenario::Hosts(_) | Scenario::Storage(_) | Scenario::Routers(_) => {
             let named = scenario.in_two_guests().context("two guests")?;
             let ([name, _], _) = named;
             rig::prepare(workspace, name, &built, &mut prepared)?;
             rig::with_package(workspace, &mut prepared)?;
             prepared.later = CLUSTER_MODULES;
-            let is_cluster = matches!(scenario, Scenario::Cluster(_));
-            let more = if is_cluster { rig::with_perftest } else { rig::with_nfs };
+            let more = match scenario {
+                Scenario::Storage(_) | Scenario::Routers(_) => rig::with_nfs,
+                _ => rig::with_perftest,
+            };
             more(workspace, &mut prepared)?;
             prepared.processors = Processors::One;
         }

@@ -13,6 +13,7 @@
 //! ```
 
 mod faults;
+pub(crate) mod hosts;
 mod moving;
 mod other;
 pub(crate) mod routers;
