@@ -65,6 +65,7 @@ fn program(content: &Content<'_>) -> Result<PathBuf> {
     ] {
         write(&doc.join(to), &read(&checkout.join(from))?, 0o644)?;
     }
+    content.install_pages(&root, &[("ibtun/fabric/man/ibfab.8.md", name, 8)])?;
     let about = About {
         name,
         templates: &format!("ibtun/pkg/{name}"),

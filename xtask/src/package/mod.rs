@@ -291,15 +291,21 @@ impl<'a> Content<'a> {
             make_dir(link.parent().context("a link in a directory")?)?;
             symlink(target, &link).with_context(|| link.display().to_string())?;
         }
+        self.install_pages(root, PAGES)?;
+        self.install_command_line(root)?;
+        documents::install(checkout, root)
+    }
+
+    /// Makes man pages, which are those of [`PAGES`] or of another package.
+    fn install_pages(&self, root: &Path, pages: &[(&str, &str, u8)]) -> Result<()> {
         let tools = tools::ensure(self.workspace, &[&tools::LOWDOWN])?.path()?;
-        for (from, name, section) in PAGES {
-            let page = page(&checkout.join(from), &tools, &self.version)?;
+        for (from, name, section) in pages {
+            let page = page(&self.workspace.root().join(from), &tools, &self.version)?;
             let to = root.join(format!("usr/share/man/man{section}/{name}.{section}"));
             write(&to, page.as_bytes(), 0o644)?;
             compress(&to)?;
         }
-        self.install_command_line(root)?;
-        documents::install(checkout, root)
+        Ok(())
     }
 
     /// Completions, and a man page for each command.
