@@ -39,6 +39,9 @@ const NAMESPACE: &str = "ibfab";
 /// How long something may take that the kernel, OpenSM or the other machine has to do, on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(1);
 
+/// How long an HCA may be there after its fabric has ended: the kernel waits for answers that do not come.
+const GOING: Duration = Duration::from_secs(20);
+
 struct Host {
     node: &'static str,
     address: &'static str,
@@ -86,7 +89,7 @@ fn start(args: &UpArgs, control: &Path) -> anyhow::Result<String> {
         _ => &HOSTS,
     };
     for node in here.iter().map(|host| node(&topology, host)) {
-        if let Some(device) = system::device(node?)? {
+        if let Some(device) = stays(node?, GOING)? {
             bail!("{device} has the GUID of ours: end the fabric that made it");
         }
     }
@@ -210,14 +213,22 @@ fn end(control: &Path) -> anyhow::Result<()> {
 
 /// Waits until an HCA has gone. The kernel keeps one whose memory a program has mapped.
 fn goes(node: &Node) -> anyhow::Result<()> {
+    if let Some(device) = stays(node, PATIENCE)? {
+        bail!("{device} is in use: end the programs that have it open, then `ibfab down`");
+    }
+    Ok(())
+}
+
+/// The HCA of the node, if it is there for so long.
+fn stays(node: &Node, patience: Duration) -> anyhow::Result<Option<String>> {
     let began = Instant::now();
-    while let Some(device) = system::device(node)? {
-        if began.elapsed() > PATIENCE {
-            bail!("{device} is in use: end the programs that have it open, then `ibfab down`");
+    loop {
+        let device = system::device(node)?;
+        if device.is_none() || began.elapsed() > patience {
+            return Ok(device);
         }
         thread::sleep(Duration::from_millis(50));
     }
-    Ok(())
 }
 
 #[cfg(test)]
