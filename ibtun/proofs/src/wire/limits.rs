@@ -2,10 +2,10 @@
 
 //! What a connection does at its limits. The wire is ours, so that each packet is seen.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use super::hostile::Wire;
 use crate::rig;
@@ -26,6 +26,8 @@ mod opcode {
 const BTH: usize = sys::HEADER + 8;
 /// What follows the BTH.
 const EXTENSION: usize = BTH + 12;
+/// What a FETCH_ADD adds, behind address and R_Key.
+const ADDED: usize = EXTENSION + 12;
 /// The R_Key in a RETH, behind the address.
 const R_KEY: usize = EXTENSION + 8;
 /// A NAK for a remote access error, IBA volume 1, 9.7.5.1.
@@ -37,6 +39,10 @@ fn opcode(record: &[u8]) -> u8 {
 
 fn psn(record: &[u8]) -> u32 {
     u32::from_be_bytes([0, record[BTH + 9], record[BTH + 10], record[BTH + 11]])
+}
+
+fn number(record: &[u8], at: usize) -> u64 {
+    record[at..at + 8].iter().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
 /// Carries everything, and gives each packet of a connection to `each`, which returns what is written.
@@ -68,25 +74,25 @@ pub(super) fn window() -> Result<()> {
     Ok(())
 }
 
-/// Each request comes twice. What it adds is 1, and its answer has the value before.
+/// Each request comes twice. An answer has the value before, so the next one of the same address has what was added
+/// once.
 pub(super) fn repeated_atomics() -> Result<()> {
-    const NUMBER: usize = 50;
     let mut wire = Wire::make()?;
-    let options = ["-F", "-A", "FETCH_AND_ADD", "-n", &NUMBER.to_string()];
+    let options = ["-F", "-A", "FETCH_AND_ADD", "-n", "300"];
     let (mut server, mut client) = wire.pair("ib_atomic_bw", &options)?;
-    let mut requests = BTreeSet::new();
+    // What is added where, in the order of requests, and the answers to each.
+    let mut requests = Vec::new();
     let mut answers: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
     let mut twice = |record: Vec<u8>| {
+        let psn = psn(&record);
         if opcode(&record) == opcode::ATOMIC_ACKNOWLEDGE {
             // Behind the AETH.
-            let value = record.get(EXTENSION + 4..EXTENSION + 12);
-            let value = value.and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
-            answers.entry(psn(&record)).or_default().extend(value);
+            answers.entry(psn).or_default().push(number(&record, EXTENSION + 4));
         }
         if opcode(&record) != opcode::FETCH_ADD {
             return vec![record];
         }
-        requests.insert(psn(&record));
+        requests.push((psn, number(&record, EXTENSION), number(&record, ADDED)));
         vec![record.clone(), record]
     };
     while server.check_alive().is_ok() || client.check_alive().is_ok() {
@@ -97,18 +103,19 @@ pub(super) fn repeated_atomics() -> Result<()> {
         let status = process.wait(rig::PATIENCE)?;
         ensure!(status.success(), "{status}: {said}");
     }
-    ensure!(answers.len() >= NUMBER && requests.len() == answers.len(), "{answers:?}");
     let repeated = answers.values().filter(|values| values.len() > 1).count();
-    ensure!(repeated > NUMBER / 2, "{repeated} of {} are answered twice", answers.len());
-    let mut values = Vec::new();
-    for (psn, same) in &answers {
-        let first = *same.first().context("no value")?;
-        ensure!(same.iter().all(|&value| value == first), "PSN {psn}: {same:?}");
-        values.push(first);
+    ensure!(repeated > answers.len() / 2, "{repeated} of {} are answered twice", answers.len());
+    let (mut expected, mut known) = (BTreeMap::new(), 0);
+    for (psn, address, added) in &requests {
+        let values = answers.get(psn).map_or(&[][..], |values| &values[..]);
+        let [first, rest @ ..] = values else { bail!("PSN {psn} has no answer") };
+        ensure!(rest.iter().all(|value| value == first), "PSN {psn}: {values:?}");
+        if let Some(before) = expected.insert(address, first.wrapping_add(*added)) {
+            ensure!(before == *first, "PSN {psn} at {address:#x}: {first}, not {before}");
+            known += 1;
+        }
     }
-    values.sort_unstable();
-    let step = |pair: &[u64]| pair[1].wrapping_sub(pair[0]);
-    ensure!(values.windows(2).all(|pair| step(pair) == 1), "{values:?}");
+    ensure!(known > 0, "no address is used twice: {requests:?}");
     Ok(())
 }
 
