@@ -9,6 +9,7 @@ pub(crate) mod dkms;
 mod documents;
 mod fabric;
 mod glibc;
+pub(crate) mod kernel;
 mod libraries;
 pub(crate) mod repository;
 pub(crate) mod root;

@@ -120,10 +120,17 @@ pub(super) const LEVELS: &[Level] = &[
         run: responder_in_vm,
     },
     Level {
-        name: "vm-rdma",
-        what: "software HCAs on Debian 12's kernel, and OpenSM, IPoIB and librdmacm on them",
+        name: "vm-ibtun",
+        what: "each sentence of the software HCAs' README that Debian 12's kernel can prove",
         fast: false,
-        budget: Duration::from_secs(615),
+        budget: Duration::from_secs(250),
+        run: ibtun_in_vm,
+    },
+    Level {
+        name: "vm-rdma",
+        what: "the daemon beside OpenSM, IPoIB and librdmacm, on software HCAs and Debian 12's kernel",
+        fast: false,
+        budget: Duration::from_secs(400),
         run: rdma_in_vm,
     },
     Level {
@@ -140,6 +147,14 @@ pub(super) const LEVELS: &[Level] = &[
         fast: false,
         budget: Duration::from_mins(20),
         run: arm64,
+    },
+    Level {
+        name: "checked",
+        what: "software HCAs on a kernel with KASAN and lockdep, which is compiled once (needs root); before each \
+               release, and not part of `all`",
+        fast: false,
+        budget: Duration::from_hours(2),
+        run: checked,
     },
     Level {
         name: "install-11",
@@ -168,7 +183,7 @@ pub(super) const LEVELS: &[Level] = &[
 ];
 
 /// The levels for which CI has no time.
-const BEFORE_RELEASES: [&str; 4] = ["arm64", "dkms", "install-11", "nightly"];
+const BEFORE_RELEASES: [&str; 5] = ["arm64", "checked", "dkms", "install-11", "nightly"];
 
 /// Tests that run in guests alone: this machine's kernel may have no VRFs.
 const NEED_VRFS: &[&str] = &["responder::vrf::"];
@@ -453,6 +468,14 @@ fn installed_by_dkms(bench: &Bench<'_>) -> Result<Outcome> {
     proved(vm::prove_tutorial(bench.workspace, &object))
 }
 
+fn checked(bench: &Bench<'_>) -> Result<Outcome> {
+    if bench.privilege == Privilege::Unprivileged {
+        return Ok(Outcome::NotRun(NO_ROOT.to_owned()));
+    }
+    let tree = package::kernel::ensure_checked(bench.workspace, bench.privilege)?;
+    proved(vm::prove_checked(bench.workspace, &tree))
+}
+
 /// Records what passed on a release of Debian.
 fn installed(bench: &Bench<'_>, level: &str, release: &Release, count: Count) -> Result<Outcome> {
     let passed = usize::try_from(count.passed)?;
@@ -468,6 +491,10 @@ fn virtual_machines(bench: &Bench<'_>) -> Result<Outcome> {
 
 fn responder_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
     proved(vm::prove_responder(bench.workspace))
+}
+
+fn ibtun_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
+    proved(vm::prove_ibtun(bench.workspace))
 }
 
 fn rdma_in_vm(bench: &Bench<'_>) -> Result<Outcome> {
@@ -550,7 +577,7 @@ mod tests {
         assert_eq!(names(&["all"]).len(), LEVELS.len() - BEFORE_RELEASES.len());
         assert_eq!(names(&["nightly"]), ["nightly"]);
         assert_eq!(names(&["lab", "fast"]), ["lint", "unit", "ibtun", "lab"]);
-        let in_guests = ["vm-netlink", "vm-responder", "vm-rdma", "vm-cluster"];
+        let in_guests = ["vm-netlink", "vm-responder", "vm-ibtun", "vm-rdma", "vm-cluster"];
         assert_eq!(names(&["vm"]), in_guests);
     }
 

@@ -12,7 +12,7 @@ use super::kernel::{Pair, Version};
 use super::run::Machines;
 use super::{
     DEADLINE, Half, LONG_DEADLINE, ODD_RECORDS, RESPONDER, ROUTERS_DEADLINE, Scenario,
-    all_on_the_fabric, module, prove_all,
+    all_on_the_fabric, module, prove_all, readme,
 };
 use crate::workspace::Workspace;
 use crate::{checkpatch, tools};
@@ -32,21 +32,44 @@ pub(crate) fn prove_responder(workspace: &Workspace) -> Result<Result<usize>> {
     Ok(prove_all(workspace, &mut machines, &responder(2), LONG_DEADLINE, Some("vm-responder")))
 }
 
-/// Like [`prove`], for software HCAs and the scenarios on them.
+/// What the README of the software HCAs says, on the oldest kernel.
+pub(crate) fn prove_ibtun(workspace: &Workspace) -> Result<Result<usize>> {
+    let mut machines = with_fabric(workspace, &[Version::V6_1])?;
+    let fabric = [Fabric::A, Fabric::H, Fabric::I, Fabric::Tutorial];
+    let alone = Scenario::Ibtun { records: ODD_RECORDS };
+    let scenarios: Vec<_> = on_the_fabric(&fabric).into_iter().chain([alone]).collect();
+    let of_readme = ["ibtun", "run a", "run h", "run i", "run tutorial"];
+    let mut prove = || {
+        checkpatch::check(workspace)?;
+        let level = Some("vm-ibtun");
+        let held = prove_all(workspace, &mut machines, &scenarios, DEADLINE, level)?;
+        readme::check(workspace, &of_readme, |scenario| machines.said(scenario, Version::V6_1))?;
+        Ok(held)
+    };
+    Ok(prove())
+}
+
+/// Like [`prove`], for scenarios on software HCAs with `ibarr`.
 pub(crate) fn prove_rdma(workspace: &Workspace) -> Result<Result<usize>> {
     let mut machines = with_fabric(workspace, &[Version::V6_1])?;
-    let mut scenarios = all_on_the_fabric();
-    // There is no time for them in CI.
-    let is_later = |scenario: &Scenario| {
-        let Scenario::Run { scenario: Some(scenario) } = scenario else { return false };
-        [Fabric::C, Fabric::M, Fabric::O, Fabric::P, Fabric::Q, Fabric::R, Fabric::S]
-            .contains(scenario)
-    };
-    scenarios.retain(|scenario| !is_later(scenario));
-    scenarios.insert(0, Scenario::Ibtun { records: ODD_RECORDS });
-    let style = checkpatch::check(workspace);
-    let level = Some("vm-rdma");
-    Ok(style.and_then(|()| prove_all(workspace, &mut machines, &scenarios, DEADLINE, level)))
+    // The longest first, so that no guest runs alone at the end. There is no time in CI for the others.
+    let fabric = [
+        Fabric::K,
+        Fabric::B,
+        Fabric::D,
+        Fabric::E,
+        Fabric::F,
+        Fabric::G,
+        Fabric::J,
+        Fabric::L,
+        Fabric::N,
+    ];
+    let scenarios = on_the_fabric(&fabric);
+    Ok(prove_all(workspace, &mut machines, &scenarios, DEADLINE, Some("vm-rdma")))
+}
+
+fn on_the_fabric(scenarios: &[Fabric]) -> Vec<Scenario> {
+    scenarios.iter().map(|&scenario| Scenario::Run { scenario: Some(scenario) }).collect()
 }
 
 /// All of these, on the kernels that they leave out, and what CI has no time for.
@@ -67,16 +90,26 @@ pub(crate) fn prove_newer(workspace: &Workspace) -> Result<Result<usize>> {
 pub(crate) fn prove_ends(workspace: &Workspace) -> Result<Result<usize>> {
     let mut machines = with_fabric(workspace, &[Version::V5_10, Version::Newest])?;
     let fabric = [Fabric::A, Fabric::B, Fabric::D, Fabric::G, Fabric::N, Fabric::Q];
-    let fabric = fabric.map(|scenario| Scenario::Run { scenario: Some(scenario) });
-    let scenarios: Vec<_> = responder(4).into_iter().chain(fabric).collect();
+    let scenarios: Vec<_> = responder(4).into_iter().chain(on_the_fabric(&fabric)).collect();
     Ok(prove_all(workspace, &mut machines, &scenarios, LONG_DEADLINE, None))
+}
+
+/// Software HCAs on the kernel in `tree`, which checks itself. The rest would take too long for its own deadlines.
+pub(crate) fn prove_checked(workspace: &Workspace, tree: &Path) -> Result<Result<usize>> {
+    fetch_for_fabric(workspace)?;
+    let mut machines = Machines::of_tree(workspace, tree)?;
+    let more =
+        [Scenario::Reload { rounds: 20, seed: None }, Scenario::Ibtun { records: ODD_RECORDS }];
+    let fabric = on_the_fabric(&[Fabric::A, Fabric::H, Fabric::I]);
+    let scenarios: Vec<_> = fabric.into_iter().chain(more).collect();
+    Ok(prove_all(workspace, &mut machines, &scenarios, ROUTERS_DEADLINE, Some("checked")))
 }
 
 /// The tutorial of the software fabric on the oldest kernel, with a module that was built elsewhere.
 pub(crate) fn prove_tutorial(workspace: &Workspace, object: &Path) -> Result<Result<usize>> {
     let mut machines = with_fabric(workspace, &[Version::V6_1])?;
     machines.with_module(object);
-    let scenarios = [Scenario::Run { scenario: Some(Fabric::Tutorial) }];
+    let scenarios = on_the_fabric(&[Fabric::Tutorial]);
     Ok(prove_all(workspace, &mut machines, &scenarios, DEADLINE, None))
 }
 
@@ -92,15 +125,18 @@ pub(crate) fn prove_cluster(workspace: &Workspace) -> Result<Result<usize>> {
     )
 }
 
-/// Storage and routers between two kernels, each of which is the client once.
+/// Storage, routers and many hosts between two kernels, each of which is the client once.
 pub(crate) fn prove_both_ways(workspace: &Workspace) -> Result<Result<usize>> {
     tools::root(workspace, &tools::NFS)?;
     let storage = |pair| Scenario::Storage(Pair { pair });
     let routers = |pair| Scenario::Routers(Pair { pair });
+    let hosts = |pair| Scenario::Hosts(Pair { pair });
     let mut held = Ok(0);
-    for (scenario, deadline) in
-        [(storage as fn(_) -> _, LONG_DEADLINE), (routers, ROUTERS_DEADLINE)]
-    {
+    for (scenario, deadline) in [
+        (storage as fn(_) -> _, LONG_DEADLINE),
+        (routers, ROUTERS_DEADLINE),
+        (hosts, LONG_DEADLINE),
+    ] {
         for pair in [[Version::V6_1, Version::V6_12], [Version::V6_12, Version::V6_1]] {
             let more = prove_pair(workspace, pair, scenario, deadline, None)?;
             held = held.and_then(|held| Ok(held + more?));
@@ -136,6 +172,11 @@ fn responder(rounds: u32) -> [Scenario; 3] {
 
 /// Machines, and what scenarios on the software fabric need besides.
 fn with_fabric(workspace: &Workspace, versions: &[Version]) -> Result<Machines> {
+    fetch_for_fabric(workspace)?;
+    Machines::fetch(workspace, versions)
+}
+
+fn fetch_for_fabric(workspace: &Workspace) -> Result<()> {
     module::compiler()?;
     let sets = [
         &tools::RDMA,
@@ -148,5 +189,5 @@ fn with_fabric(workspace: &Workspace, versions: &[Version]) -> Result<Machines> 
     for set in sets {
         tools::root(workspace, set)?;
     }
-    Machines::fetch(workspace, versions)
+    Ok(())
 }

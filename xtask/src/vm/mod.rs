@@ -14,6 +14,7 @@ mod levels;
 mod libraries;
 mod module;
 mod qemu;
+mod readme;
 mod results;
 mod rig;
 mod run;
@@ -30,7 +31,7 @@ use self::fabric::Fabric;
 use self::image::Program;
 use self::kernel::{Pair, Version};
 pub(crate) use self::levels::{
-    prove, prove_both_ways, prove_cluster, prove_ends, prove_newer,
+    prove, prove_both_ways, prove_checked, prove_cluster, prove_ends, prove_ibtun, prove_newer,
     prove_rdma, prove_responder, prove_tutorial,
 };
 use self::qemu::Processors;

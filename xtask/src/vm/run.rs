@@ -102,6 +102,13 @@ impl Machines {
         kernel.map_or("", |kernel| &kernel.release)
     }
 
+    /// What the guest of a scenario, as in `run h`, said when it last ran on this kernel.
+    pub(super) fn said(&self, scenario: &str, kernel: Version) -> Result<String> {
+        let name = scenario.replace(' ', "-");
+        let file = self.directory.join(format!("{name}-{}.said.log", kernel.name()));
+        fs::read_to_string(&file).with_context(|| file.display().to_string())
+    }
+
     /// Runs scenarios on each kernel, two guests at a time, and adds the results to the table. A guest that
     /// measures runs alone, after the others.
     pub(super) fn run(
