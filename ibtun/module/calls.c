@@ -66,7 +66,7 @@ static int ibtun_dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 	struct ibtun_object *listed = ibtun_unlist(pd->device, pd);
 
 	ibtun_trace(pd->device, "dealloc_pd", "pd", ibtun_number_of(pd), "user", !!udata, 0);
-	return ibtun_unlisted(pd->device, listed, ibtun_rdmavt.dealloc_pd(pd, udata));
+	return ibtun_unlisted(listed, ibtun_rdmavt.dealloc_pd(pd, udata));
 }
 
 #ifdef IBTUN_CORE_ALLOCATES_QP
@@ -108,7 +108,7 @@ static int ibtun_destroy_qp(struct ib_qp *qp, struct ib_udata *udata)
 	struct ibtun_object *listed = ibtun_unlist(qp->device, qp);
 
 	ibtun_trace(qp->device, "destroy_qp", "qp", qp->qp_num, "type", qp->qp_type, 0);
-	return ibtun_unlisted(qp->device, listed, ibtun_rdmavt.destroy_qp(qp, udata));
+	return ibtun_unlisted(listed, ibtun_rdmavt.destroy_qp(qp, udata));
 }
 
 static int ibtun_post_send(struct ib_qp *qp, const struct ib_send_wr *wr,
@@ -147,7 +147,7 @@ static int ibtun_destroy_cq(struct ib_cq *cq, struct ib_udata *udata)
 	struct ibtun_object *listed = ibtun_unlist(cq->device, cq);
 
 	ibtun_trace(cq->device, "destroy_cq", "cq", ibtun_number_of(cq), "entries", cq->cqe, 0);
-	return ibtun_unlisted(cq->device, listed, ibtun_rdmavt.destroy_cq(cq, udata));
+	return ibtun_unlisted(listed, ibtun_rdmavt.destroy_cq(cq, udata));
 }
 
 static int ibtun_create_srq(struct ib_srq *srq, struct ib_srq_init_attr *attr,
@@ -168,7 +168,7 @@ static int ibtun_destroy_srq(struct ib_srq *srq, struct ib_udata *udata)
 
 	ibtun_trace(srq->device, "destroy_srq", "srq", ibtun_number_of(srq), "entries",
 		    ibsrq_to_rvtsrq(srq)->rq.size - 1, 0);
-	return ibtun_unlisted(srq->device, listed, ibtun_rdmavt.destroy_srq(srq, udata));
+	return ibtun_unlisted(listed, ibtun_rdmavt.destroy_srq(srq, udata));
 }
 
 static int ibtun_create_ah(struct ib_ah *ah, struct rdma_ah_init_attr *attr,
@@ -190,7 +190,7 @@ static int ibtun_destroy_ah(struct ib_ah *ah, u32 flags)
 
 	ibtun_trace(ah->device, "destroy_ah", "lid", rdma_ah_get_dlid(attr), "port",
 		    rdma_ah_get_port_num(attr), 0);
-	return ibtun_unlisted(ah->device, listed, ibtun_rdmavt.destroy_ah(ah, flags));
+	return ibtun_unlisted(listed, ibtun_rdmavt.destroy_ah(ah, flags));
 }
 
 /* For programs, whose memory has a handle, and the kernel, whose has none. */
@@ -240,7 +240,7 @@ static int ibtun_dereg_mr(struct ib_mr *mr, struct ib_udata *udata)
 	struct ibtun_object *listed = ibtun_unlist(mr->device, mr);
 
 	ibtun_trace(mr->device, "dereg_mr", "lkey", mr->lkey, "length", mr->length, 0);
-	return ibtun_unlisted(mr->device, listed, ibtun_rdmavt.dereg_mr(mr, udata));
+	return ibtun_unlisted(listed, ibtun_rdmavt.dereg_mr(mr, udata));
 }
 
 /*

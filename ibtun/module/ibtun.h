@@ -320,7 +320,7 @@ struct ibtun_object;
 void ibtun_list(struct ib_device *ibdev, const char *kind, u32 number, const void *address,
 		void *user);
 struct ibtun_object *ibtun_unlist(struct ib_device *ibdev, const void *address);
-int ibtun_unlisted(struct ib_device *ibdev, struct ibtun_object *object, int err);
+int ibtun_unlisted(struct ibtun_object *object, int err);
 void ibtun_objects_init(struct ibtun_hca *hca, const char *name);
 void ibtun_objects_end(struct ibtun_hca *hca);
 void ibtun_directory_init(void);

@@ -16,6 +16,7 @@
 
 struct ibtun_object {
 	struct hlist_node node;
+	struct ibtun_hca *hca;
 	const void *address;
 	/* Where the core keeps what a program knows it by; NULL for the kernel's own. */
 	struct ib_uobject *const *user;
@@ -38,6 +39,7 @@ void ibtun_list(struct ib_device *ibdev, const char *kind, u32 number, const voi
 	spin_lock_irqsave(&hca->objects_lock, flags);
 	if (object) {
 		*object = (struct ibtun_object) {
+			.hca = hca,
 			.address = address,
 			.user = user,
 			.kind = kind,
@@ -70,16 +72,17 @@ struct ibtun_object *ibtun_unlist(struct ib_device *ibdev, const void *address)
 	return object;
 }
 
-/* Lists an object again that could not be destroyed. Returns err. */
-int ibtun_unlisted(struct ib_device *ibdev, struct ibtun_object *object, int err)
+/* After the call that destroys it, whose error this is: lists it again if it is still there. */
+int ibtun_unlisted(struct ibtun_object *object, int err)
 {
-	struct ibtun_hca *hca = ibtun_from_ib(ibdev);
+	struct ibtun_hca *hca;
 	unsigned long flags;
 
 	if (!err || !object) {
 		kfree(object);
 		return err;
 	}
+	hca = object->hca;
 	spin_lock_irqsave(&hca->objects_lock, flags);
 	hash_add(hca->objects, &object->node, (unsigned long)object->address);
 	spin_unlock_irqrestore(&hca->objects_lock, flags);
