@@ -26,13 +26,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 
 /// Runs the level `sim` of `test`.
 pub(crate) fn prove(workspace: &Workspace) -> Result<()> {
-    process::run(simulator(workspace)?.args(["--seeds", "500"]))?;
+    process::run(simulator(workspace)?.args(["--seeds", "300"]))?;
     process::run(simulator(workspace)?.args(["--sa-load", "--nodes", "500"]))
 }
 
 /// Runs further networks, for which CI has no time.
 pub(crate) fn prove_more(workspace: &Workspace) -> Result<()> {
-    process::run(simulator(workspace)?.args(["--first", "500", "--seeds", "1000"]))
+    process::run(simulator(workspace)?.args(["--first", "300", "--seeds", "1200"]))
 }
 
 fn simulator(workspace: &Workspace) -> Result<Command> {

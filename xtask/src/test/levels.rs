@@ -44,16 +44,16 @@ pub(super) const LEVELS: &[Level] = &[
     },
     Level {
         name: "sim",
-        what: "500 simulated networks of 20 nodes, each for 10 minutes, and a subnet of 500",
+        what: "300 simulated networks of 20 nodes, each for 10 minutes, and a subnet of 500",
         fast: false,
-        budget: Duration::from_secs(345),
+        budget: Duration::from_secs(235),
         run: simulation,
     },
     Level {
         name: "fuzz",
-        what: "replay of the corpora, then each target for 5 s",
+        what: "replay of the corpora, then each target for 3 s",
         fast: false,
-        budget: Duration::from_secs(200),
+        budget: Duration::from_secs(160),
         run: fuzzing,
     },
     Level {
@@ -174,7 +174,7 @@ pub(super) const LEVELS: &[Level] = &[
     },
     Level {
         name: "nightly",
-        what: "unused dependencies, 1000 more networks, the levels `vm-` on Debian 13's kernel, and the daemon and \
+        what: "unused dependencies, 1200 more networks, the levels `vm-` on Debian 13's kernel, and the daemon and \
                software HCAs on Debian 11's and the newest; before each release, and not part of `all`",
         fast: false,
         budget: Duration::from_hours(1),
@@ -313,7 +313,7 @@ fn fuzzing(bench: &Bench<'_>) -> Result<Outcome> {
         Ok(toolbox) => toolbox,
         Err(lack) => return Ok(lack),
     };
-    fuzz::smoke(bench.workspace, &toolbox, Duration::from_secs(5))?;
+    fuzz::smoke(bench.workspace, &toolbox, Duration::from_secs(3))?;
     Ok(Outcome::Passed(count))
 }
 
