@@ -20,7 +20,7 @@ const CONFIGURATION: &str = include_str!("../vm/debug.config");
 /// Without it lockdep reports rdmavt at the first connection, and then checks nothing more.
 const PATCH: &str = "ibtun/upstream/0001-rdmavt-take-r_lock-before-s_lock.patch";
 
-/// The directory in which it was compiled. That takes an hour, and a build that was interrupted goes on.
+/// The directory in which it was compiled. That takes half an hour, and a build that was interrupted goes on.
 ///
 /// # Errors
 /// The error says what the machine lacks, or what the compiler said.
@@ -31,7 +31,8 @@ pub(crate) fn ensure_checked(workspace: &Workspace, privilege: Privilege) -> Res
     let source = tools::root(workspace, &tools::LINUX_SOURCE)?;
     let source = source.join("usr/src/linux-source-6.1.tar.xz");
     let written = fs::metadata(&source).and_then(|data| data.modified()).context("the source")?;
-    let made_of = format!("{written:?}\n{}{CONFIGURATION}", fs::read_to_string(&patch)?);
+    let sources = format!("{written:?}\n{}", fs::read_to_string(&patch)?);
+    let made_of = format!("{sources}{CONFIGURATION}");
     // Written last.
     let stamp = directory.join("made-of.txt");
     if fs::read_to_string(&stamp).is_ok_and(|text| text == made_of) {
@@ -41,14 +42,14 @@ pub(crate) fn ensure_checked(workspace: &Workspace, privilege: Privilege) -> Res
     root::probe(&base, privilege)?;
     let compilers = root::ensure_with(workspace, privilege, &base, "kernel-root", NEEDED)?;
     let begun = directory.join("begun.txt");
-    if fs::read_to_string(&begun).is_ok_and(|text| text != made_of) {
+    if fs::read_to_string(&begun).is_ok_and(|text| text != sources) {
         process::run(privilege.command("rm".as_ref(), &[]).arg("-rf").arg(&directory))?;
     }
     fs::create_dir_all(&tree)?;
-    fs::write(begun, &made_of)?;
+    fs::write(begun, &sources)?;
     fs::write(directory.join("debug.config"), CONFIGURATION)?;
     fs::write(directory.join("make.sh"), SCRIPT)?;
-    eprintln!("tools: compiling a kernel that checks itself, which takes an hour");
+    eprintln!("tools: compiling a kernel that checks itself, which takes half an hour");
     let mut command = root::nspawn(&base, privilege)?;
     command.arg("--directory").arg(compilers);
     command.args(["--quiet", "--register=no", "--keep-unit", "--console=pipe"]);
