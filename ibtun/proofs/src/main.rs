@@ -9,6 +9,7 @@ mod above_verbs;
 mod bring_up;
 mod diagnostics;
 mod ibtun;
+mod installed;
 mod pyverbs;
 #[cfg(test)]
 mod readme;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         [_, "run-h"] => wire::run(),
         [_, "run-i"] => pyverbs::run(),
         [_, "run-o"] => pyverbs::run_newer(),
+        [_, "installed"] => installed::run(),
         [_, "run-tutorial"] => tutorial::run(),
         [_, "rxe-speed"] => rxe_speed::run(),
         [_, "reload", rounds, seed] => match (rounds.parse(), seed.parse()) {

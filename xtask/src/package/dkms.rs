@@ -28,8 +28,8 @@ pub(crate) fn ensure_root(workspace: &Workspace, privilege: Privilege) -> Result
     root::ensure_with(workspace, privilege, &root, "dkms-root", NEEDED)
 }
 
-/// Installs the packages in `root`, removes them, and returns the module that DKMS made in between. Then make installs
-/// the module from its sources.
+/// Installs the packages in `root`, removes them, and returns their directory. Between, make installs the module from its
+/// sources.
 ///
 /// # Errors
 /// It was not made, not signed, or something is left.
@@ -68,12 +68,15 @@ pub(crate) fn prove(workspace: &Workspace, privilege: Privilege, root: &Path) ->
     for line in ["signer: DKMS module signing key", "nothing is left", "make has installed it"] {
         ensure!(said.lines().any(|said| said == line), "no {line:?} in what they say: {said}");
     }
-    Ok(shared.join("ibtun.ko"))
+    Ok(shared)
 }
 
 /// DKMS builds for the newest kernel in /boot, as the running one has no headers here.
 const SCRIPT: &str = r#"set -e
 release=$(basename /boot/config-* | cut -d- -f2-)
+# Of a run that failed.
+dpkg --purge ibtun-dkms ibfab
+rm -rf /module /lib/modules/$release
 mkdir -p /lib/modules/$release
 ln -sfn /usr/src/linux-headers-$release /lib/modules/$release/build
 apt-get install -qy /shared/*.deb
@@ -92,4 +95,5 @@ echo "nothing is left"
 make -s -C /module modules install KERNEL_DIR=/usr/src/linux-headers-$release
 modprobe -S $release --show-depends ibtun | grep /ibtun.ko
 echo "make has installed it"
+rm -rf /module /lib/modules/$release
 "#;

@@ -153,7 +153,7 @@ pub(super) const LEVELS: &[Level] = &[
         what: "software HCAs on a kernel with KASAN and lockdep, which is compiled once (needs root); before each \
                release, and not part of `all`",
         fast: false,
-        budget: Duration::from_hours(2),
+        budget: Duration::from_mins(45),
         run: checked,
     },
     Level {
@@ -166,10 +166,10 @@ pub(super) const LEVELS: &[Level] = &[
     },
     Level {
         name: "dkms",
-        what: "apt installs ibtun-dkms and ibfab in Debian 12, and removes them; the tutorial with the module that DKMS \
-               made (needs root); before each release, and not part of `all`",
+        what: "apt installs ibtun-dkms and ibfab in a guest with Debian 12, and removes them; between, the commands of \
+               ibtun's README (needs root); before each release, and not part of `all`",
         fast: false,
-        budget: Duration::from_mins(5),
+        budget: Duration::from_mins(10),
         run: installed_by_dkms,
     },
     Level {
@@ -464,8 +464,8 @@ fn installed_by_dkms(bench: &Bench<'_>) -> Result<Outcome> {
         Ok(root) => root,
         Err(error) => return Ok(Outcome::NotRun(format!("{error:#}"))),
     };
-    let object = package::dkms::prove(bench.workspace, bench.privilege, &root)?;
-    proved(vm::prove_tutorial(bench.workspace, &object))
+    let packages = package::dkms::prove(bench.workspace, bench.privilege, &root)?;
+    proved(vm::prove_installed(bench.workspace, &root, &packages))
 }
 
 fn checked(bench: &Bench<'_>) -> Result<Outcome> {

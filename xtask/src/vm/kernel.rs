@@ -159,11 +159,6 @@ impl Kernel {
         })
     }
 
-    /// Adds our own module, which was built for it.
-    pub(super) fn use_module(&mut self, object: &Path) {
-        self.modules.insert(module::NAME.to_owned(), object.to_owned());
-    }
-
     /// Builds our own module for it, and adds that to its modules, unless it has one.
     pub(super) fn build_module(&mut self, workspace: &Workspace) -> Result<()> {
         if self.modules.contains_key(module::NAME) {
@@ -172,7 +167,7 @@ impl Kernel {
         let headers = self.headers.as_ref();
         let headers = headers.with_context(|| format!("no headers of Linux {}", self.release))?;
         let file = module::build(workspace, headers, &self.release)?;
-        self.use_module(&file);
+        self.modules.insert(module::NAME.to_owned(), file);
         Ok(())
     }
 

@@ -11,8 +11,8 @@ use super::fabric::Fabric;
 use super::kernel::{Pair, Version};
 use super::run::Machines;
 use super::{
-    DEADLINE, Half, LONG_DEADLINE, ODD_RECORDS, RESPONDER, ROUTERS_DEADLINE, Scenario,
-    all_on_the_fabric, module, prove_all, readme,
+    DEADLINE, Half, LONG_DEADLINE, ODD_RECORDS, RESPONDER, ROUTERS_DEADLINE, Scenario, Table,
+    all_on_the_fabric, image, module, prepare, prove_all, readme,
 };
 use crate::workspace::Workspace;
 use crate::{checkpatch, tools};
@@ -105,12 +105,26 @@ pub(crate) fn prove_checked(workspace: &Workspace, tree: &Path) -> Result<Result
     Ok(prove_all(workspace, &mut machines, &scenarios, ROUTERS_DEADLINE, Some("checked")))
 }
 
-/// The tutorial of the software fabric on the oldest kernel, with a module that was built elsewhere.
-pub(crate) fn prove_tutorial(workspace: &Workspace, object: &Path) -> Result<Result<usize>> {
-    let mut machines = with_fabric(workspace, &[Version::V6_1])?;
-    machines.with_module(object);
-    let scenarios = on_the_fabric(&[Fabric::Tutorial]);
-    Ok(prove_all(workspace, &mut machines, &scenarios, DEADLINE, None))
+/// Debian 12 in the directory `root`, on whose kernel apt installs the packages in `packages`.
+pub(crate) fn prove_installed(
+    workspace: &Workspace,
+    root: &Path,
+    packages: &Path,
+) -> Result<Result<usize>> {
+    let machines = with_fabric(workspace, &[Version::V6_1])?;
+    let linux = tools::root(workspace, &tools::LINUX_6_1)?;
+    let prove = || {
+        let mut prepared = prepare(workspace, &Scenario::Ibtun { records: 0 })?;
+        prepared.name = "installed";
+        prepared.modules = &["virtio_pci", "9pnet_virtio", "9p", "overlay"];
+        prepared.command = [image::INIT, "installed"].map(str::to_owned).to_vec();
+        let shares = [("root", root), ("linux", &linux), ("packages", packages)];
+        prepared.shares = shares.map(|(tag, path)| (tag, path.to_owned())).to_vec();
+        let mut table = Table::default();
+        machines.run(&[prepared], LONG_DEADLINE, &mut table)?;
+        table.end()
+    };
+    Ok(prove())
 }
 
 /// Like [`prove`], for two guests at once, with different kernels.

@@ -31,8 +31,8 @@ use self::fabric::Fabric;
 use self::image::Program;
 use self::kernel::{Pair, Version};
 pub(crate) use self::levels::{
-    prove, prove_both_ways, prove_checked, prove_cluster, prove_ends, prove_ibtun, prove_newer,
-    prove_rdma, prove_responder, prove_tutorial,
+    prove, prove_both_ways, prove_checked, prove_cluster, prove_ends, prove_ibtun, prove_installed,
+    prove_newer, prove_rdma, prove_responder,
 };
 use self::qemu::Processors;
 use self::run::{Machines, Prepared};
@@ -308,6 +308,7 @@ fn prepare(workspace: &Workspace, scenario: &Scenario) -> Result<Prepared> {
         programs: vec![program(image::INIT, scenario.program())?],
         files: &[],
         command: vec![image::INIT.to_owned()],
+        shares: Vec::new(),
         processors: Processors::Two,
         kernel_arguments: "",
         results: false,

@@ -24,6 +24,8 @@ pub(super) struct Guest<'a> {
     pub(super) deadline: Duration,
     /// A disk that it may write to.
     pub(super) disk: Option<&'a Path>,
+    /// Directories of this machine that it may read, with a tag for each.
+    pub(super) shares: &'a [(&'static str, PathBuf)],
     pub(super) processors: Processors,
     /// Further arguments on the kernel's command line.
     pub(super) kernel_arguments: &'a str,
@@ -149,6 +151,12 @@ impl Guest<'_> {
         if let Some(disk) = self.disk {
             let drive = format!("if=none,id=disk,format=raw,cache=unsafe,file={}", escaped(disk));
             command.args(["-drive", &drive, "-device", "virtio-blk-pci,drive=disk"]);
+        }
+        for (tag, directory) in self.shares {
+            let options = "security_model=none,readonly=on,multidevs=remap";
+            let local = format!("local,id={tag},{options},path={}", escaped(directory));
+            let device = format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}");
+            command.args(["-fsdev", &local, "-device", &device]);
         }
         command
     }

@@ -48,6 +48,8 @@ pub(super) struct Prepared {
     pub(super) files: &'static [(&'static str, &'static str)],
     /// The guest's command: a path in the guest, and arguments.
     pub(super) command: Vec<String>,
+    /// Directories of this machine, see [`Guest`].
+    pub(super) shares: Vec<(&'static str, PathBuf)>,
     pub(super) processors: Processors,
     pub(super) kernel_arguments: &'static str,
     /// Whether it leaves result files, see [`results`].
@@ -87,13 +89,6 @@ impl Machines {
     /// Builds our own module for each kernel that has none.
     pub(super) fn build_module(&mut self, workspace: &Workspace) -> Result<()> {
         self.kernels.iter_mut().try_for_each(|kernel| kernel.build_module(workspace))
-    }
-
-    /// Uses a module that was built elsewhere for the first kernel.
-    pub(super) fn with_module(&mut self, object: &Path) {
-        if let Some(kernel) = self.kernels.first_mut() {
-            kernel.use_module(object);
-        }
     }
 
     /// What `uname -r` says on the kernel with this name.
@@ -244,6 +239,7 @@ impl Run<'_> {
             processors: *processors,
             kernel_arguments: self.prepared.kernel_arguments,
             disk: disk.as_deref(),
+            shares: &self.prepared.shares,
             link: self.link.as_ref(),
         };
         let mut tap = Tap::default();
