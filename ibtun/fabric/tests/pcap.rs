@@ -80,6 +80,45 @@ fn tshark_decodes_captures_as_we_decode_the_packets() {
     assert_eq!(lines.next(), None, "tshark saw more than {} packets", packets.len());
 }
 
+/// A file of these blocks is read by tshark 4.0 with no complaint.
+#[test]
+fn text_and_packets_are_blocks_of_pcapng() {
+    let header = pcap::header_with_text();
+    let [section, first, second] = &blocks(&header)[..] else { panic!("{header:?}") };
+    assert_eq!((section.0, first.0, second.0), (0x0a0d_0d0a, 1, 1));
+    let link_type = |body: &[u8]| u16::from_ne_bytes([body[0], body[1]]);
+    assert_eq!((link_type(&first.1), link_type(&second.1)), (197, 252));
+
+    let at = Duration::new(3, 5);
+    let text = pcap::text(at, "odd");
+    let [(kind, body)] = &blocks(&text)[..] else { panic!("{text:?}") };
+    let word = |at: usize| u32::from_ne_bytes(body[at..at + 4].try_into().unwrap());
+    assert_eq!((*kind, word(0), word(12)), (6, 1, 19));
+    assert_eq!(u64::from(word(4)) << 32 | u64::from(word(8)), 3_000_000_005);
+    assert_eq!(body[20..], *b"\0\x0c\0\x08syslog\0\0\0\0\0\0odd\0");
+
+    let packet = pcap::packet_with_comment(at, &[0; 28], "A/1 sends");
+    let [(kind, body)] = &blocks(&packet)[..] else { panic!("{packet:?}") };
+    let classic = pcap::record(at, &[0; 28]);
+    let (erf, options) = body[20..].split_at((classic.len() - 16).next_multiple_of(4));
+    assert_eq!((*kind, &erf[..classic.len() - 16]), (6, &classic[16..]));
+    assert!(options.starts_with(&[1_u16.to_ne_bytes(), 9_u16.to_ne_bytes()].concat()));
+    assert_eq!(options[4..], *b"A/1 sends\0\0\0\0\0\0\0");
+}
+
+/// Kinds and bodies of blocks, whose length stands before and behind.
+fn blocks(mut bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
+    let mut blocks = Vec::new();
+    while !bytes.is_empty() {
+        let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+        let length = usize::try_from(word(4)).unwrap();
+        assert_eq!((length % 4, word(length - 4)), (0, word(4)));
+        blocks.push((word(0), bytes[8..length - 4].to_vec()));
+        bytes = &bytes[length..];
+    }
+    blocks
+}
+
 #[test]
 fn capture_has_the_headers_of_the_format() {
     let header = pcap::file_header();

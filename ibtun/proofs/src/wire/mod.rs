@@ -133,6 +133,7 @@ fn prove(report: &mut Report, rig: &Rig) {
     faults::prove(report);
     objects::prove(report);
     report.claim("a trace has calls, packets and completions in order", trace::calls_in_order());
+    report.claim("a trace for Wireshark has packets and calls in order", trace::for_wireshark());
     report.claim("a trace has calls and completions inside one HCA", trace::calls_inside());
     report.claim("a trace has retries and asynchronous events", trace::retries_and_events());
     report

@@ -2,12 +2,14 @@
 
 //! `ibfab trace` shows the packets of a connection, while it is there, and what its program calls.
 
+use std::fs;
+
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use super::resources::connected;
 use super::{M, M_ADDRESS, OTHER, OURS, SAME, pingpong, start_pingpong};
-use crate::rig::{self, Place, Process, spawn};
+use crate::rig::{self, Place, Process, RESULTS, spawn};
 
 /// Our end in the topology.
 const PORT: &str = "N/1";
@@ -190,6 +192,47 @@ pub(super) fn has_calls(program: &str, options: &[&str], calls: &[&str]) -> Resu
         Ok(())
     })?;
     trace.kill()
+}
+
+/// The file for Wireshark has packets and calls, in the order of time.
+pub(super) fn for_wireshark() -> Result<()> {
+    const NAME: &str = "trace-pcapng";
+    let mut trace = spawn(NAME, Place::Here, &["ibfab", "trace", "--calls", "--pcapng"])?;
+    let file = format!("{RESULTS}/{NAME}.log");
+    let read = || fs::read(&file).context(file.clone());
+    rig::eventually(|| {
+        rig::run(Place::Here, &["ibfab", "mark", "begin"])?;
+        ensure!(contains(&read()?, b"-- begin"), "no mark");
+        Ok(())
+    })?;
+    pingpong("ibv_rc_pingpong", [OTHER, OURS], &["-e", "-s", "100", "-n", "5"])?;
+    rig::eventually(|| {
+        ensure!(contains(&read()?, b"call=dereg_mr"), "the program has not ended");
+        Ok(())
+    })?;
+    trace.kill()?;
+    let written = read()?;
+    // The first line is the command's. Section and interfaces follow, and then a block for each packet and text.
+    let start = written.iter().position(|&byte| byte == b'\n').context("no command")? + 1;
+    let mut rest = written.get(start..).context("nothing")?;
+    let (mut times, mut kinds) = (Vec::new(), [0, 0]);
+    while let Some(head) = rest.get(..28) {
+        let word =
+            |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        if word(0) == 6 {
+            times.push(u64::from(word(12)) << 32 | u64::from(word(16)));
+            let interface = usize::try_from(word(8))?;
+            *kinds.get_mut(interface).context("an unknown interface")? += 1;
+        }
+        rest = rest.get(usize::try_from(word(4))?..).unwrap_or_default();
+    }
+    ensure!(kinds[0] >= 20 && kinds[1] >= 20, "{kinds:?} packets and texts");
+    ensure!(times.iter().map(|time| time / 1000).is_sorted(), "not in the order of time");
+    Ok(())
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
 }
 
 /// What makes no packets is there, too.

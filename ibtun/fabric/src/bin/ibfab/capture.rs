@@ -11,6 +11,14 @@ use anyhow::Context as _;
 use ibarr_common::Instant;
 use ibarr_fabric::{Crossing, pcap};
 
+use crate::run::boot_time;
+
+/// The time of the machine's boot, since the epoch. It relates the fabric's clock to the time of day.
+pub(crate) fn boot() -> anyhow::Result<Duration> {
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Ok(since_epoch.saturating_sub(boot_time()?.since(Instant::BOOT)))
+}
+
 /// An open capture file.
 #[derive(Debug)]
 pub(crate) struct Capture {
@@ -20,13 +28,10 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// Creates the file. `now` relates the fabric's clock to the time of day.
-    pub(crate) fn create(path: &Path, now: Instant) -> anyhow::Result<Self> {
+    pub(crate) fn create(path: &Path) -> anyhow::Result<Self> {
         let file =
             File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
-        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let boot = since_epoch.unwrap_or_default().saturating_sub(now.since(Instant::BOOT));
-        let mut this = Self { file: BufWriter::new(file), boot };
+        let mut this = Self { file: BufWriter::new(file), boot: boot()? };
         this.file.write_all(&pcap::file_header()).context("cannot write the capture")?;
         Ok(this)
     }

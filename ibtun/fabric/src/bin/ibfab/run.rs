@@ -70,7 +70,7 @@ impl Engine {
         let simulator = args.umad2sim.as_deref().map(Simulator::listen).transpose()?;
         let listen = |at| Remote::listen(at, args.key.as_deref());
         let mut remote = args.listen.as_ref().map(listen).transpose()?;
-        let capture = args.capture.as_deref().map(|path| Capture::create(path, now)).transpose()?;
+        let capture = args.capture.as_deref().map(Capture::create).transpose()?;
         let mut fabric = Fabric::new(topology, args.seed);
         fabric.set_capture(capture.is_some());
 

@@ -13,11 +13,12 @@ use clap::Args;
 use ibarr_common::Instant;
 use ibarr_fabric::topology::PortId;
 use ibarr_fabric::wire::smp::NodeType;
-use ibarr_fabric::{Crossing, Topology};
+use ibarr_fabric::{Crossing, Topology, pcap};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
 use crate::calls::{Call, Calls};
+use crate::capture;
 use crate::decode::Decoded;
 
 /// Clients at a time.
@@ -26,7 +27,7 @@ const MAX_TRACES: usize = 8;
 /// How often the kernel is asked for calls, as it does not say that there are any.
 const CALLS_EVERY: Duration = Duration::from_millis(20);
 
-/// What may wait for a client, in bytes. Lines without room are not shown, and counted.
+/// What may wait for a client, in bytes. Records without room are not shown, and counted.
 const ROOM: usize = 256 * 1024;
 
 #[derive(Args, Clone, Debug)]
@@ -43,6 +44,18 @@ pub(crate) struct TraceArgs {
     /// Show each packet as a JSON object
     #[arg(long)]
     json: bool,
+    /// Write all for Wireshark, in the format pcapng: `ibfab trace --pcapng >FILE`
+    #[arg(long, conflicts_with = "json")]
+    pcapng: bool,
+}
+
+/// What a client is shown.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    Text,
+    Json,
+    /// With the time of the machine's boot, since the epoch.
+    Pcapng(Duration),
 }
 
 /// All clients that watch.
@@ -57,10 +70,10 @@ pub(crate) struct Traces {
 struct Trace {
     stream: UnixStream,
     filter: Filter,
-    /// Lines of this turn, to be put in order.
-    lines: Vec<(Instant, String)>,
+    /// Those of this turn, to be put in order.
+    records: Vec<(Instant, Vec<u8>)>,
     waiting: Vec<u8>,
-    /// Lines that are not shown, for lack of room.
+    /// Records that are not shown, for lack of room.
     dropped: u64,
 }
 
@@ -69,7 +82,7 @@ pub(crate) struct Filter {
     port: Option<PortId>,
     qp: Option<u32>,
     calls: bool,
-    json: bool,
+    form: Form,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -110,13 +123,21 @@ impl Traces {
         if args.calls && self.calls.is_none() {
             self.calls = Some(Calls::begin()?);
         }
-        Ok(Filter { port, qp: args.qp, calls: args.calls, json: args.json })
+        let form = match (args.json, args.pcapng) {
+            (true, _) => Form::Json,
+            (_, true) => Form::Pcapng(capture::boot()?),
+            _ => Form::Text,
+        };
+        Ok(Filter { port, qp: args.qp, calls: args.calls, form })
     }
 
     pub(crate) fn add(&mut self, stream: UnixStream, filter: Filter) {
         if stream.set_nonblocking(true).is_ok() {
-            let (lines, waiting) = Default::default();
-            self.all.push(Trace { stream, filter, lines, waiting, dropped: 0 });
+            let waiting = match filter.form {
+                Form::Pcapng(_) => pcap::header_with_text(),
+                _ => Vec::new(),
+            };
+            self.all.push(Trace { stream, filter, records: Vec::new(), waiting, dropped: 0 });
         }
     }
 
@@ -143,7 +164,7 @@ impl Traces {
                     continue;
                 };
                 let name = topology.port_name(port);
-                trace.add(crossing.at, trace.filter.line(crossing.at, &name, direction, packet));
+                trace.add(crossing.at, trace.filter.packet(crossing, &name, direction, packet));
             }
         }
     }
@@ -198,46 +219,65 @@ impl Filter {
         self.calls && self.qp.is_none_or(|qp| call.is_of_queue_pair(qp))
     }
 
-    fn call(self, call: &Call) -> String {
-        if self.json {
-            serde_json::Value::Object(call.object()).to_string()
-        } else {
-            format!("{} {call}", seconds(call.at))
+    fn call(self, call: &Call) -> Vec<u8> {
+        let json = || serde_json::Value::Object(call.object());
+        self.event(call.at, &call.to_string(), json)
+    }
+
+    fn mark(self, at: Instant, text: &str) -> Vec<u8> {
+        // One line.
+        let line = format!("-- {}", text.replace(char::is_control, " "));
+        self.event(at, &line, || serde_json::json!({ "time": nanos(at), "mark": text }))
+    }
+
+    /// What is no packet.
+    fn event(self, at: Instant, text: &str, json: impl FnOnce() -> serde_json::Value) -> Vec<u8> {
+        match self.form {
+            Form::Text => format!("{} {text}\n", seconds(at)).into_bytes(),
+            Form::Json => format!("{}\n", json()).into_bytes(),
+            Form::Pcapng(boot) => pcap::text(boot + at.since(Instant::BOOT), text),
         }
     }
 
-    fn mark(self, at: Instant, text: &str) -> String {
-        if self.json {
-            let time = u64::try_from(at.since(Instant::BOOT).as_nanos()).unwrap_or(u64::MAX);
-            serde_json::json!({ "time": time, "mark": text }).to_string()
-        } else {
-            // One line.
-            format!("{} -- {}", seconds(at), text.replace(char::is_control, " "))
+    fn packet(
+        self,
+        crossing: &Crossing,
+        port: &str,
+        direction: Direction,
+        packet: &Decoded,
+    ) -> Vec<u8> {
+        let at = crossing.at;
+        let way = match direction {
+            Direction::Sent => "sends",
+            Direction::Received => "receives",
+        };
+        match self.form {
+            Form::Text => format!("{} {port} {way} {packet}\n", seconds(at)).into_bytes(),
+            Form::Json => {
+                // Maps with keys that are no strings cannot be written; there are none.
+                let line = Line { time: nanos(at), port, direction, packet };
+                let line = serde_json::to_string(&line).unwrap_or_default();
+                format!("{line}\n").into_bytes()
+            }
+            Form::Pcapng(boot) => {
+                let time = boot + at.since(Instant::BOOT);
+                pcap::packet_with_comment(time, &crossing.packet, &format!("{port} {way}"))
+            }
         }
     }
 
-    fn line(self, at: Instant, port: &str, direction: Direction, packet: &Decoded) -> String {
-        let time = at.since(Instant::BOOT);
-        if self.json {
-            let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-            // Maps with keys that are no strings cannot be written; there are none.
-            serde_json::to_string(&Line { time, port, direction, packet }).unwrap_or_default()
-        } else {
-            let way = match direction {
-                Direction::Sent => "sends",
-                Direction::Received => "receives",
-            };
-            format!("{} {port} {way} {packet}", seconds(at))
+    /// So many records before this time are not shown.
+    fn gap(self, at: Instant, records: u64) -> Vec<u8> {
+        let text = format!("{records} packets are not shown: the reader is too slow");
+        match self.form {
+            Form::Text => format!("{text}\n").into_bytes(),
+            _ => self.event(at, &text, || serde_json::json!({ "dropped": records })),
         }
     }
+}
 
-    fn gap(self, packets: u64) -> String {
-        if self.json {
-            format!("{{\"dropped\":{packets}}}")
-        } else {
-            format!("{packets} packets are not shown: the reader is too slow")
-        }
-    }
+fn nanos(at: Instant) -> u64 {
+    u64::try_from(at.since(Instant::BOOT).as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Since the machine's boot.
@@ -247,32 +287,30 @@ fn seconds(at: Instant) -> String {
 }
 
 impl Trace {
-    fn add(&mut self, at: Instant, line: String) {
-        self.lines.push((at, line));
+    fn add(&mut self, at: Instant, record: Vec<u8>) {
+        self.records.push((at, record));
     }
 
-    /// Puts the lines of this turn behind those that wait.
+    /// Puts the records of this turn behind those that wait.
     fn sort(&mut self) {
-        let mut lines = std::mem::take(&mut self.lines);
-        lines.sort_by_key(|(at, _)| *at);
-        for (_, line) in &lines {
-            self.push(line);
+        let mut records = std::mem::take(&mut self.records);
+        records.sort_by_key(|(at, _)| *at);
+        for (at, record) in &records {
+            self.push(*at, record);
         }
     }
 
-    fn push(&mut self, line: &str) {
-        // Room for the line about a gap is left.
-        if self.waiting.len() + line.len() > ROOM {
+    fn push(&mut self, at: Instant, record: &[u8]) {
+        // Room for the record about a gap is left.
+        if self.waiting.len() + record.len() > ROOM {
             self.dropped += 1;
             return;
         }
         if self.dropped > 0 {
-            let gap = self.filter.gap(std::mem::take(&mut self.dropped));
-            self.waiting.extend_from_slice(gap.as_bytes());
-            self.waiting.push(b'\n');
+            let gap = self.filter.gap(at, std::mem::take(&mut self.dropped));
+            self.waiting.extend_from_slice(&gap);
         }
-        self.waiting.extend_from_slice(line.as_bytes());
-        self.waiting.push(b'\n');
+        self.waiting.extend_from_slice(record);
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -311,7 +349,7 @@ mod tests {
     }
 
     fn args() -> TraceArgs {
-        TraceArgs { port: None, qp: None, calls: false, json: false }
+        TraceArgs { port: None, qp: None, calls: false, json: false, pcapng: false }
     }
 
     fn lines(stream: UnixStream) -> Vec<String> {
@@ -350,6 +388,31 @@ mod tests {
                 r#"{"time":1000002000,"port":"H2/1","direction":"received","slid":5,"dlid":3,"opcode":"RC SEND Only","qp":18,"psn":1,"ack_request":false,"payload":0}"#
             ]
         );
+    }
+
+    #[test]
+    fn trace_for_wireshark_has_packets_and_marks() {
+        let topology: Topology = TOPOLOGY.parse().unwrap();
+        let mut traces = Traces::default();
+        let (own, mut client) = UnixStream::pair().unwrap();
+        let args = TraceArgs { pcapng: true, port: Some("H2".to_owned()), ..args() };
+        let filter = traces.admit(&topology, &args).unwrap();
+        traces.add(own, filter);
+        let packet = crossing(&topology, "H2", 1);
+        traces.mark(packet.at + Duration::from_nanos(1), "here");
+        traces.write(&topology, &packet);
+        traces.flush();
+        drop(traces);
+        let mut written = Vec::new();
+        std::io::Read::read_to_end(&mut client, &mut written).unwrap();
+        let Form::Pcapng(boot) = filter.form else { panic!("{filter:?}") };
+        let at = boot + packet.at.since(Instant::BOOT);
+        let expected = [
+            pcap::header_with_text(),
+            pcap::packet_with_comment(at, &packet.packet, "H2/1 receives"),
+            pcap::text(at + Duration::from_nanos(1), "-- here"),
+        ];
+        assert_eq!(written, expected.concat());
     }
 
     #[test]
