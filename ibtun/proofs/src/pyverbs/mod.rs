@@ -73,7 +73,8 @@ pub(crate) fn run() -> ExitCode {
 
 pub(crate) fn run_newer() -> ExitCode {
     let mut report = Report::default();
-    if let Some(_rig) = report.claim("the rig stands", Rig::up()) {
+    // A capture of all that libfabric sends would fill the guest.
+    if let Some(_rig) = report.claim("the rig stands", Rig::up_without_capture()) {
         above_verbs::prove(&mut report);
         if report.claim("Debian 13's rdma-core is in the place of the other", newer()).is_some() {
             DEBIAN_13.prove(&mut report);
