@@ -38,7 +38,7 @@ static int ibtun_alloc_ucontext(struct ib_ucontext *context, struct ib_udata *ud
 	ibtun_trace(context->device, "alloc_ucontext", "context", number, "pid",
 		    task_tgid_nr(current), err);
 	if (!err)
-		ibtun_list(context->device, "context", number, context, NULL);
+		ibtun_object_add(context->device, "context", number, context, NULL);
 	return err;
 }
 
@@ -46,7 +46,7 @@ static void ibtun_dealloc_ucontext(struct ib_ucontext *context)
 {
 	ibtun_trace(context->device, "free_ucontext", "context", ibtun_number_of(context), "pid",
 		    task_tgid_nr(current), 0);
-	kfree(ibtun_unlist(context->device, context));
+	kfree(ibtun_object_take(context->device, context));
 	ibtun_rdmavt.dealloc_ucontext(context);
 }
 
@@ -57,16 +57,16 @@ static int ibtun_alloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 
 	ibtun_trace(pd->device, "alloc_pd", "pd", number, "user", !!udata, err);
 	if (!err)
-		ibtun_list(pd->device, "pd", number, pd, &pd->uobject);
+		ibtun_object_add(pd->device, "pd", number, pd, &pd->uobject);
 	return err;
 }
 
 static int ibtun_dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 {
-	struct ibtun_object *listed = ibtun_unlist(pd->device, pd);
+	struct ibtun_object *listed = ibtun_object_take(pd->device, pd);
 
 	ibtun_trace(pd->device, "dealloc_pd", "pd", ibtun_number_of(pd), "user", !!udata, 0);
-	return ibtun_unlisted(listed, ibtun_rdmavt.dealloc_pd(pd, udata));
+	return ibtun_object_end(listed, ibtun_rdmavt.dealloc_pd(pd, udata));
 }
 
 #ifdef IBTUN_CORE_ALLOCATES_QP
@@ -76,7 +76,7 @@ static int ibtun_create_qp(struct ib_qp *qp, struct ib_qp_init_attr *attr, struc
 
 	ibtun_trace(qp->device, "create_qp", "qp", qp->qp_num, "type", attr->qp_type, err);
 	if (!err)
-		ibtun_list(qp->device, "qp", qp->qp_num, qp, &qp->uobject);
+		ibtun_object_add(qp->device, "qp", qp->qp_num, qp, &qp->uobject);
 	return err;
 }
 #else
@@ -88,7 +88,7 @@ static struct ib_qp *ibtun_create_qp(struct ib_pd *pd, struct ib_qp_init_attr *a
 	ibtun_trace(pd->device, "create_qp", "qp", IS_ERR(qp) ? 0 : qp->qp_num, "type",
 		    attr->qp_type, PTR_ERR_OR_ZERO(qp));
 	if (!IS_ERR(qp))
-		ibtun_list(pd->device, "qp", qp->qp_num, qp, &qp->uobject);
+		ibtun_object_add(pd->device, "qp", qp->qp_num, qp, &qp->uobject);
 	return qp;
 }
 #endif
@@ -105,10 +105,10 @@ static int ibtun_change_qp(struct ib_qp *qp, struct ib_qp_attr *attr, int mask,
 
 static int ibtun_destroy_qp(struct ib_qp *qp, struct ib_udata *udata)
 {
-	struct ibtun_object *listed = ibtun_unlist(qp->device, qp);
+	struct ibtun_object *listed = ibtun_object_take(qp->device, qp);
 
 	ibtun_trace(qp->device, "destroy_qp", "qp", qp->qp_num, "type", qp->qp_type, 0);
-	return ibtun_unlisted(listed, ibtun_rdmavt.destroy_qp(qp, udata));
+	return ibtun_object_end(listed, ibtun_rdmavt.destroy_qp(qp, udata));
 }
 
 static int ibtun_post_send(struct ib_qp *qp, const struct ib_send_wr *wr,
@@ -138,16 +138,16 @@ static int ibtun_create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attr,
 
 	ibtun_trace(cq->device, "create_cq", "cq", ibtun_number_of(cq), "entries", attr->cqe, err);
 	if (!err)
-		ibtun_list(cq->device, "cq", ibtun_number_of(cq), cq, &cq->uobject);
+		ibtun_object_add(cq->device, "cq", ibtun_number_of(cq), cq, &cq->uobject);
 	return err;
 }
 
 static int ibtun_destroy_cq(struct ib_cq *cq, struct ib_udata *udata)
 {
-	struct ibtun_object *listed = ibtun_unlist(cq->device, cq);
+	struct ibtun_object *listed = ibtun_object_take(cq->device, cq);
 
 	ibtun_trace(cq->device, "destroy_cq", "cq", ibtun_number_of(cq), "entries", cq->cqe, 0);
-	return ibtun_unlisted(listed, ibtun_rdmavt.destroy_cq(cq, udata));
+	return ibtun_object_end(listed, ibtun_rdmavt.destroy_cq(cq, udata));
 }
 
 static int ibtun_create_srq(struct ib_srq *srq, struct ib_srq_init_attr *attr,
@@ -158,17 +158,17 @@ static int ibtun_create_srq(struct ib_srq *srq, struct ib_srq_init_attr *attr,
 	ibtun_trace(srq->device, "create_srq", "srq", ibtun_number_of(srq), "entries",
 		    attr->attr.max_wr, err);
 	if (!err)
-		ibtun_list(srq->device, "srq", ibtun_number_of(srq), srq, &srq->uobject);
+		ibtun_object_add(srq->device, "srq", ibtun_number_of(srq), srq, &srq->uobject);
 	return err;
 }
 
 static int ibtun_destroy_srq(struct ib_srq *srq, struct ib_udata *udata)
 {
-	struct ibtun_object *listed = ibtun_unlist(srq->device, srq);
+	struct ibtun_object *listed = ibtun_object_take(srq->device, srq);
 
 	ibtun_trace(srq->device, "destroy_srq", "srq", ibtun_number_of(srq), "entries",
 		    ibsrq_to_rvtsrq(srq)->rq.size - 1, 0);
-	return ibtun_unlisted(listed, ibtun_rdmavt.destroy_srq(srq, udata));
+	return ibtun_object_end(listed, ibtun_rdmavt.destroy_srq(srq, udata));
 }
 
 static int ibtun_create_ah(struct ib_ah *ah, struct rdma_ah_init_attr *attr,
@@ -179,18 +179,19 @@ static int ibtun_create_ah(struct ib_ah *ah, struct rdma_ah_init_attr *attr,
 	ibtun_trace(ah->device, "create_ah", "lid", rdma_ah_get_dlid(attr->ah_attr), "port",
 		    rdma_ah_get_port_num(attr->ah_attr), err);
 	if (!err)
-		ibtun_list(ah->device, "lid", rdma_ah_get_dlid(attr->ah_attr), ah, &ah->uobject);
+		ibtun_object_add(ah->device, "lid", rdma_ah_get_dlid(attr->ah_attr), ah,
+				 &ah->uobject);
 	return err;
 }
 
 static int ibtun_destroy_ah(struct ib_ah *ah, u32 flags)
 {
-	struct ibtun_object *listed = ibtun_unlist(ah->device, ah);
+	struct ibtun_object *listed = ibtun_object_take(ah->device, ah);
 	const struct rdma_ah_attr *attr = &ibah_to_rvtah(ah)->attr;
 
 	ibtun_trace(ah->device, "destroy_ah", "lid", rdma_ah_get_dlid(attr), "port",
 		    rdma_ah_get_port_num(attr), 0);
-	return ibtun_unlisted(listed, ibtun_rdmavt.destroy_ah(ah, flags));
+	return ibtun_object_end(listed, ibtun_rdmavt.destroy_ah(ah, flags));
 }
 
 /* For programs, whose memory has a handle, and the kernel, whose has none. */
@@ -200,7 +201,7 @@ static struct ib_mr *ibtun_made_mr(struct ib_pd *pd, const char *call, struct ib
 	ibtun_trace(pd->device, call, "lkey", IS_ERR(mr) ? 0 : mr->lkey, name, value,
 		    PTR_ERR_OR_ZERO(mr));
 	if (!IS_ERR(mr))
-		ibtun_list(pd->device, "lkey", mr->lkey, mr, user ? &mr->uobject : NULL);
+		ibtun_object_add(pd->device, "lkey", mr->lkey, mr, user ? &mr->uobject : NULL);
 	return mr;
 }
 
@@ -237,10 +238,10 @@ static struct ib_mr *ibtun_reg_user_mr(struct ib_pd *pd, u64 start, u64 length, 
 
 static int ibtun_dereg_mr(struct ib_mr *mr, struct ib_udata *udata)
 {
-	struct ibtun_object *listed = ibtun_unlist(mr->device, mr);
+	struct ibtun_object *listed = ibtun_object_take(mr->device, mr);
 
 	ibtun_trace(mr->device, "dereg_mr", "lkey", mr->lkey, "length", mr->length, 0);
-	return ibtun_unlisted(listed, ibtun_rdmavt.dereg_mr(mr, udata));
+	return ibtun_object_end(listed, ibtun_rdmavt.dereg_mr(mr, udata));
 }
 
 /*

@@ -317,10 +317,10 @@ int ibtun_trace_calls(struct ib_device *ibdev);
 /* objects.c */
 struct ibtun_object;
 
-void ibtun_list(struct ib_device *ibdev, const char *kind, u32 number, const void *address,
-		void *user);
-struct ibtun_object *ibtun_unlist(struct ib_device *ibdev, const void *address);
-int ibtun_unlisted(struct ibtun_object *object, int err);
+void ibtun_object_add(struct ib_device *ibdev, const char *kind, u32 number,
+		      const void *address, void *user);
+struct ibtun_object *ibtun_object_take(struct ib_device *ibdev, const void *address);
+int ibtun_object_end(struct ibtun_object *object, int err);
 void ibtun_objects_init(struct ibtun_hca *hca, const char *name);
 void ibtun_objects_end(struct ibtun_hca *hca);
 void ibtun_directory_init(void);

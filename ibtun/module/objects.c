@@ -28,8 +28,8 @@ struct ibtun_object {
 
 static struct dentry *ibtun_directory;
 
-void ibtun_list(struct ib_device *ibdev, const char *kind, u32 number, const void *address,
-		void *user)
+void ibtun_object_add(struct ib_device *ibdev, const char *kind, u32 number,
+		      const void *address, void *user)
 {
 	struct ibtun_hca *hca = ibtun_from_ib(ibdev);
 	/* Address handles are also made where nobody may sleep. */
@@ -55,7 +55,7 @@ void ibtun_list(struct ib_device *ibdev, const char *kind, u32 number, const voi
 }
 
 /* Before the object is destroyed: afterwards its address may be another's. */
-struct ibtun_object *ibtun_unlist(struct ib_device *ibdev, const void *address)
+struct ibtun_object *ibtun_object_take(struct ib_device *ibdev, const void *address)
 {
 	struct ibtun_hca *hca = ibtun_from_ib(ibdev);
 	struct ibtun_object *object;
@@ -73,7 +73,7 @@ struct ibtun_object *ibtun_unlist(struct ib_device *ibdev, const void *address)
 }
 
 /* After the call that destroys it, whose error this is: lists it again if it is still there. */
-int ibtun_unlisted(struct ibtun_object *object, int err)
+int ibtun_object_end(struct ibtun_object *object, int err)
 {
 	struct ibtun_hca *hca;
 	unsigned long flags;
