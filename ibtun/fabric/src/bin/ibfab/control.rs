@@ -148,14 +148,12 @@ fn send(mut stream: UnixStream, request: &str) -> io::Result<Option<(UnixStream,
 mod tests {
     use std::thread;
 
-    use nix::unistd::mkdtemp;
-
     use super::*;
 
     #[test]
     fn request_that_the_fabric_hangs_up_on_is_sent_again() {
-        let directory = mkdtemp(&std::env::temp_dir().join("ibfab-XXXXXX")).unwrap();
-        let path = directory.join("control");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control");
         let listener = UnixListener::bind(&path).unwrap();
         let fabric = thread::spawn(move || {
             for _ in 0..3 {
@@ -171,18 +169,16 @@ mod tests {
         ask(&path, &["fault".to_owned(), "B".to_owned()], &mut said).unwrap();
         assert_eq!(said, b"done");
         assert_eq!(fabric.join().unwrap(), "fault\0B\0");
-        fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]
     fn late_request_is_not_answered() {
-        let directory = mkdtemp(&std::env::temp_dir().join("ibfab-XXXXXX")).unwrap();
-        let path = directory.join("control");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control");
         let control = Control::listen(&path).unwrap();
         let mut late = UnixStream::connect(&path).unwrap();
         late.write_all(b"fault\0").unwrap();
         control.serve(|_| -> anyhow::Result<(String, Option<()>)> { panic!("it is not whole") });
         assert_eq!(late.read(&mut [0]).unwrap(), 0);
-        fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -118,16 +118,15 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use ibarr_fabric::remote::{Event, Host};
-    use nix::unistd::mkdtemp;
 
     use super::*;
 
     /// The sockets are in a temporary directory.
     #[test]
     fn host_joins_over_a_socket_and_is_shown() {
-        let directory = mkdtemp(&std::env::temp_dir().join("ibfab-XXXXXX")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
         // The name of a socket has few bytes, and that of the directory may have many.
-        let open = File::open(&directory).unwrap();
+        let open = File::open(directory.path()).unwrap();
         let path = |name: &str| format!("unix:/proc/self/fd/{}/{name}", open.as_raw_fd());
         let (at, own): (Address, Address) =
             (path("fabric").parse().unwrap(), path("host").parse().unwrap());
@@ -166,7 +165,5 @@ mod tests {
         assert_eq!(shown[2].split_whitespace().collect::<Vec<_>>(), ["H1", &own.to_string()]);
         assert_eq!(shown[3..5], ["", "Refused datagrams:"]);
         assert!(shown[5].starts_with("         1  version 1 of joining"), "{shown:?}");
-        drop((remote, socket));
-        std::fs::remove_dir(&directory).unwrap();
     }
 }

@@ -157,14 +157,12 @@ mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt as _;
 
-    use nix::unistd::mkdtemp;
-
     use super::*;
 
     #[test]
     fn key_that_others_can_read_or_of_wrong_length_is_refused() {
-        let directory = mkdtemp(&std::env::temp_dir().join("ibfab-XXXXXX")).unwrap();
-        let path = directory.join("key");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
         for (mode, len, expected) in [
             (0o600, 16, None),
             (0o400, 4096, None),
@@ -183,7 +181,6 @@ mod tests {
             fs::remove_file(&path).unwrap();
         }
         assert!(format!("{:#}", read_key(&path).unwrap_err()).starts_with("cannot open "));
-        fs::remove_dir(&directory).unwrap();
     }
 
     #[test]
