@@ -3,6 +3,7 @@
 //! `systems`: what ran on which system. Runs write their results to `target/systems.txt`; this command takes them
 //! into `xtask/systems.txt`, and makes the tables of README.md and docs/systems.md from that.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::path::Path;
@@ -236,8 +237,8 @@ fn all(rows: &[Kept]) -> String {
 
 /// What was tried in one way on a system.
 fn cell(how: How, rows: &[&Row]) -> String {
-    let mut with: Vec<&str> = rows.iter().map(|row| row.with.as_str()).collect();
-    with.dedup();
+    let with: BTreeSet<&str> = rows.iter().map(|row| row.with.as_str()).collect();
+    let with: Vec<_> = with.into_iter().collect();
     match how {
         How::Ran => {
             let passed = rows
@@ -268,6 +269,7 @@ mod tests {
 
     const RESULTS: &str = "# a note\n\
         Linux 5.10 | ran | bpf | 42 of 42 | 5.10.0-46-amd64 | 0a\n\
+        Linux 5.10 | ran | ls | 1 of 1 | 5.10.0-45-amd64 | 0a\n\
         Linux 5.10 | ran | run-b | 34 of 35 | 5.10.0-46-amd64 | 0b\n\
         Debian 13 | libraries | units | 7 of 7 | systemd 257 | 0a\n\
         Ubuntu 20.04 | libraries | programs | 2 of 2 | glibc 2.31 | 0a\n\
@@ -278,7 +280,8 @@ mod tests {
         let rows = parse(RESULTS).expect("results");
         let table = all(&rows);
         for line in [
-            "| Linux 5.10, Debian 11's | ran here (5.10.0-46-amd64): `bpf` 42 of 42, `run-b` 34 of 35 |",
+            "| Linux 5.10, Debian 11's | ran here (5.10.0-45-amd64, 5.10.0-46-amd64): `bpf` 42 of 42, `ls` 1 of 1, \
+             `run-b` 34 of 35 |",
             "| Ubuntu 20.04 | by its libraries only: 2 of 2 programs by glibc 2.31, 0 of 7 units by systemd 245 |",
             "| RHEL 9 | not tried |",
         ] {
