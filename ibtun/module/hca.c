@@ -363,7 +363,7 @@ static void ibtun_init_limits(struct rvt_driver_params *params, const struct ibt
 
 static void ibtun_hca_free(struct ibtun_hca *hca)
 {
-	ibtun_objects_end(hca);
+	ibtun_debugfs_remove(hca);
 	if (hca->senders)
 		destroy_workqueue(hca->senders);
 	mutex_destroy(&hca->reading);
@@ -431,7 +431,7 @@ struct ibtun_hca *ibtun_hca_create(struct ibtun_create *create)
 	if (err)
 		goto free;
 	strscpy(create->name, dev_name(&rdi->ibdev.dev), sizeof(create->name));
-	ibtun_objects_init(hca, create->name);
+	ibtun_debugfs_add(hca, create->name);
 	hca->senders = alloc_workqueue("%s", WQ_HIGHPRI | WQ_MEM_RECLAIM | IBTUN_WQ_PERCPU, 0,
 				       create->name);
 	if (!hca->senders) {
@@ -468,13 +468,13 @@ int ibtun_hca_init(void)
 	ibtun_removals = alloc_workqueue("ibtun_removals", WQ_UNBOUND, 0);
 	if (!ibtun_removals)
 		return -ENOMEM;
-	ibtun_directory_init();
+	ibtun_debugfs_init();
 	return 0;
 }
 
 void ibtun_hca_exit(void)
 {
 	destroy_workqueue(ibtun_removals);
-	ibtun_directory_exit();
+	ibtun_debugfs_exit();
 	ida_destroy(&ibtun_units);
 }

@@ -321,10 +321,10 @@ void ibtun_object_add(struct ib_device *ibdev, const char *kind, u32 number,
 		      const void *address, void *user);
 struct ibtun_object *ibtun_object_take(struct ib_device *ibdev, const void *address);
 int ibtun_object_end(struct ibtun_object *object, int err);
-void ibtun_objects_init(struct ibtun_hca *hca, const char *name);
-void ibtun_objects_end(struct ibtun_hca *hca);
-void ibtun_directory_init(void);
-void ibtun_directory_exit(void);
+void ibtun_debugfs_add(struct ibtun_hca *hca, const char *name);
+void ibtun_debugfs_remove(struct ibtun_hca *hca);
+void ibtun_debugfs_init(void);
+void ibtun_debugfs_exit(void);
 
 /* behaviour.c */
 int ibtun_set_behaviour(struct ibtun_hca *hca, const struct ibtun_behaviour *set);

@@ -123,7 +123,7 @@ static int ibtun_objects_show(struct seq_file *file, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(ibtun_objects);
 
-void ibtun_objects_init(struct ibtun_hca *hca, const char *name)
+void ibtun_debugfs_add(struct ibtun_hca *hca, const char *name)
 {
 	spin_lock_init(&hca->objects_lock);
 	hash_init(hca->objects);
@@ -132,17 +132,17 @@ void ibtun_objects_init(struct ibtun_hca *hca, const char *name)
 }
 
 /* Waits for those who read. */
-void ibtun_objects_end(struct ibtun_hca *hca)
+void ibtun_debugfs_remove(struct ibtun_hca *hca)
 {
 	debugfs_remove_recursive(hca->directory);
 }
 
-void ibtun_directory_init(void)
+void ibtun_debugfs_init(void)
 {
 	ibtun_directory = debugfs_create_dir("ibtun", NULL);
 }
 
-void ibtun_directory_exit(void)
+void ibtun_debugfs_exit(void)
 {
 	debugfs_remove_recursive(ibtun_directory);
 }
