@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
@@ -27,7 +28,7 @@ const TOPOLOGY: &str = "/run/hosts.topo";
 const IP: &str = "/bin/ip";
 
 /// Half of the namespaces, in both guests. They leave and join.
-const COME_AND_GO: [std::ops::RangeInclusive<usize>; 2] = [3..=9, 19..=25];
+const COME_AND_GO: [RangeInclusive<usize>; 2] = [3..=9, 19..=25];
 
 /// The program, and options with which it checks a few messages.
 const PROGRAMS: [(&str, &str); 3] =
@@ -81,11 +82,12 @@ impl Host {
         spawn(&format!("ibfab-{name}"), self.kernel(), &words)
     }
 
-    /// The first file of a class of sysfs that contains its GUID, and has the name `file` in its directory.
-    fn find(self, pattern: &str, separator: &str, group: usize) -> Result<String> {
+    /// The directory in a class of sysfs in which a file of this pattern has its GUID, written in groups of so many
+    /// digits.
+    fn find(self, pattern: &str, group: usize) -> Result<String> {
         let digits = format!("{:016x}", self.guid());
         let groups: Vec<_> = (0..16).step_by(group).map(|at| &digits[at..at + group]).collect();
-        let guid = groups.join(separator);
+        let guid = groups.join(":");
         let script = format!("grep -l {guid} {pattern} 2>/dev/null || true");
         let found = shell(self.kernel(), &script)?;
         let path = found.lines().next().with_context(|| format!("{self:?} has no {pattern}"))?;
@@ -93,18 +95,26 @@ impl Host {
     }
 
     fn device(self) -> Result<String> {
-        self.find("/sys/class/infiniband/*/ports/1/gids/0", ":", 4)
+        self.find("/sys/class/infiniband/*/ports/1/gids/0", 4)
     }
 
     fn port(self) -> Result<String> {
         Ok(format!("{}/ports/1", self.device()?))
     }
 
+    /// Waits until its HCA has gone.
+    fn is_gone(self) -> Result<()> {
+        eventually(|| {
+            ensure!(self.device().is_err(), "{self:?} is still there");
+            Ok(())
+        })
+    }
+
     /// Waits until the host's port is active, and gives it the interface.
     fn equip(self) -> Result<()> {
         let port = eventually(|| self.port())?;
         rig::is_active(self.kernel(), &port)?;
-        let interface = eventually(|| self.find("/sys/class/net/ib*/address", ":", 2))?;
+        let interface = eventually(|| self.find("/sys/class/net/ib*/address", 2))?;
         let mut script = String::new();
         let mut within = String::new();
         if let Some(name) = self.namespace() {
@@ -242,10 +252,7 @@ impl Fabric {
             self.leave(host)?;
         }
         for host in moving() {
-            eventually(|| {
-                ensure!(host.device().is_err(), "{host:?} is still there");
-                Ok(())
-            })?;
+            host.is_gone()?;
         }
         let without = goes_on(began)?;
         for host in moving() {
@@ -271,10 +278,7 @@ impl Fabric {
         is_manager(Place::Other, "MASTER")?;
         let host = Host(HALF);
         self.leave(host)?;
-        eventually(|| {
-            ensure!(host.device().is_err(), "{host:?} is still there");
-            Ok(())
-        })?;
+        host.is_gone()?;
         self.hosts.insert(host.0, host.join()?);
         host.equip()
     }
