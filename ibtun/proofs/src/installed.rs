@@ -27,6 +27,10 @@ const SHARES: [(&str, &str); 3] =
     [("root", "/run/base"), ("linux", "/run/linux"), ("packages", "/run/root/packages")];
 const ROOT: &str = "/run/root";
 
+/// What both packages leave on the system while they are installed.
+const FILES: [&str; 3] =
+    ["/usr/sbin/ibfab", "/var/lib/dkms/ibtun", "/usr/share/man/man8/ibfab.8.gz"];
+
 const APT: (&str, &str) = ("/etc/apt/apt.conf.d/yes", "APT::Get::Assume-Yes \"true\";\n");
 
 /// A compiler is slow in a guest.
@@ -116,15 +120,15 @@ fn is_of_dkms() -> Result<()> {
     for part in ["/updates/dkms/ibtun.ko", "DKMS module signing key", ": installed"] {
         ensure!(said.contains(part), "no {part:?}: {said}");
     }
+    for file in FILES {
+        ensure!(Path::new(file).exists(), "{file} is missing");
+    }
     Ok(())
 }
 
 fn nothing_is_left() -> Result<()> {
-    for file in ["usr/sbin/ibfab", "var/lib/dkms/ibtun", "usr/share/man/man8/ibfab.8.gz"] {
-        ensure!(!Path::new("/").join(file).exists(), "{file} is left");
-    }
-    for module in ["/sys/module/ibtun", "/sys/class/infiniband/ibtun0"] {
-        ensure!(!Path::new(module).exists(), "{module} is left");
+    for file in FILES.into_iter().chain(["/sys/module/ibtun", "/sys/class/infiniband/ibtun0"]) {
+        ensure!(!Path::new(file).exists(), "{file} is left");
     }
     let left = typed("find / -xdev -name '*ibtun*' | grep -v -e ^/packages -e ^/proc || true")?;
     let left: Vec<_> = left.lines().filter(|line| line.starts_with('/')).collect();
